@@ -1,0 +1,8 @@
+// The Python binding of the native kernels: one bind_*.cpp per family, registered here.
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+  m.doc() = "Tidemill's native kernels (private; use the Python packages above).";
+}

@@ -1,0 +1,90 @@
+"""The contract of every backend: a compiled program that runs mixed batches over paged KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+KVDtype = Literal["f32", "f16", "q8_0"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The paged KV memory of a runner: ``n_blocks`` blocks of ``block_size`` tokens each."""
+
+    n_blocks: int
+    block_size: int = 16
+    dtype: KVDtype = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward step over S sequences: prefill chunks and decodes together.
+
+    tokens, positions: int32 (N,), the new tokens of all sequences, one sequence after another.
+    query_starts: int32 (S + 1,), sequence s owns rows query_starts[s]:query_starts[s + 1].
+    context_lens: int32 (S,), tokens of the sequence in the KV cache once this step is done.
+    block_tables: int32 (S, B), the KV blocks of each sequence in order, padded with -1; position
+    p of sequence s lies in block block_tables[s, p // block_size], slot p % block_size.
+    logit_rows: int32 (R,), which of the N rows want logits, in the order of the result.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    query_starts: npt.NDArray[np.int32]
+    context_lens: npt.NDArray[np.int32]
+    block_tables: npt.NDArray[np.int32]
+    logit_rows: npt.NDArray[np.int32]
+
+
+class Runner(Protocol):
+    """A program compiled for one backend, with its weights and its KV memory.
+
+    The runner owns the KV memory; the engine owns which block belongs to whom. Not thread-safe:
+    one thread drives it.
+    """
+
+    @property
+    def kv(self) -> KVCacheSpec: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """The most rows that one batch may have."""
+        ...
+
+    @property
+    def max_logit_rows(self) -> int:
+        """The most logit rows that one batch may ask for."""
+        ...
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Run one step; float32 logits (R, vocab_size), valid until the next call."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole KV blocks (source, destination) in all layers, in order."""
+        ...
+
+    def close(self) -> None:
+        """Free KV memory, weights and threads; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes that a runner will hold, computed before anything is allocated."""
+
+    weights: int
+    kv: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.scratch

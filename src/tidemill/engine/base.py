@@ -1,0 +1,117 @@
+"""What goes into the engine and what comes out: requests and events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.engine.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued ``params.n`` times.
+
+    ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
+    requests share cached blocks only under an equal salt.
+    """
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token's log-probability (natural, before temperature and filters) and 1-based rank."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A new token of sample ``index``. ``text`` is what may be shown now: it can be empty while
+    bytes or a possible stop string are held back. ``logprobs`` has the token first, then the top
+    ones asked for; None if none were asked for."""
+
+    request_id: str
+    index: int
+    token_id: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """Once per request, when its prompt has been computed. ``cached_tokens`` came from the prefix
+    cache. ``logprobs`` (if asked for): one entry per prompt token, None for the first."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """Sample ``index`` ended. ``text`` flushes what was held back. ``stop_reason`` is the stop
+    string or token id that ended it, None for the model's own end token or the length.
+    ``cumulative_logprob`` is given where logprobs or best_of asked for it."""
+
+    request_id: str
+    index: int
+    reason: FinishReason
+    text: str = ""
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """The request failed and holds nothing any more; the others go on."""
+
+    request_id: str
+    message: str
+
+
+Event = TokenEvent | PromptEvent | FinishEvent | ErrorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine.
+
+    max_context: most tokens (prompt + output) of a sequence. max_batch_tokens: token budget of a
+    step. max_sequences: most sequences that run at once. max_waiting: most requests queued.
+    max_preemptions: a request preempted more often than this runs alone or fails clearly.
+    """
+
+    max_context: int
+    max_batch_tokens: int = 512
+    max_sequences: int = 64
+    max_waiting: int = 4096
+    max_preemptions: int = 8
+    prefix_caching: bool = True
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start and gauges of the moment; read by metrics and tests."""
+
+    running: int = 0
+    waiting: int = 0
+    free_blocks: int = 0
+    cached_blocks: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    extra: Mapping[str, float] = field(default_factory=dict)
