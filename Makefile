@@ -1,14 +1,88 @@
-# `make run`, `make test`, and what they need. Everything lives in .venv and build/.
+# `make run`, `make test`, and what they need. Everything is kept in .venv, build/ and the model
+# store (~/.cache/tidemill unless TIDEMILL_HOME says otherwise).
 PYTHON ?= python3
-VENV := .venv
-PY := $(VENV)/bin/python
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+MODEL  ?= smollm2
 PROMPT ?= Why is the sky blue?
-MODEL ?= smollm2
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
 
-.PHONY: native
-# In-place build of the native module for development: src/tidemill/_native*.so
-native:
-	$(VENV)/bin/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_BUILD_TYPE=Release > build-configure.log || (cat build-configure.log; exit 1)
-	@rm -f build-configure.log
-	$(VENV)/bin/cmake --build build/dev
+.DEFAULT_GOAL := help
+.PHONY: help setup run models dev test lint types unit native oracles oracles-check slow sanitize arm64 \
+        bench clean
+
+help:
+	@echo "make run [PROMPT=...] [MODEL=...]  set everything up and answer a prompt"
+	@echo "make test                          lint, types, import contracts and all tests"
+	@echo "make slow                          sanitizers and emulated arm64 (needs apt packages)"
+	@echo "make bench                         speed against llama.cpp in the same run"
+	@echo "make oracles                       recompute the recorded expectations (large downloads)"
+
+# ---- the package ------------------------------------------------------------------------------
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U 'pip>=25.1'
+
+# Editable: Python sources are used in place, only a change below csrc/ builds anew.
+$(VENV)/.installed: $(BIN)/python $(NATIVE)
+	@echo "Building tidemill and its kernels ..."
+	$(PIP) install -e .
+	@touch $@
+
+setup: $(VENV)/.installed
+
+run: setup
+	@$(BIN)/tidemill run $(MODEL) "$(PROMPT)"
+
+# ---- development ------------------------------------------------------------------------------
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	$(PIP) install -e '.[dev]'
+	@touch $@
+
+dev: $(VENV)/.dev
+
+# The two real models that tests run on; a no-op once they are there.
+models: setup
+	@$(BIN)/tidemill pull smollm2
+	@$(BIN)/tidemill pull gemma3
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: dev
+	$(BIN)/mypy
+
+unit: dev models
+	$(BIN)/pytest
+
+test: lint types unit
+
+oracles:
+	bash tests/oracles/run.sh
+
+slow: sanitize arm64
+
+sanitize: dev
+	bash tests/native/sanitize.sh
+
+arm64:
+	bash tests/native/arm64.sh
+
+bench: dev models
+	bash benchmarks/peers/llama_cpp.sh
+	$(BIN)/python benchmarks/against_llama_cpp.py
+
+clean:
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# For working on the kernels: an incremental build, put beside the Python sources.
+native: $(BIN)/python
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+	$(BIN)/cmake --build build/dev
 	cp build/dev/_native*.so src/tidemill/
