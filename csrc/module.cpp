@@ -3,6 +3,9 @@
 
 namespace nb = nanobind;
 
+void bind_hardware(nb::module_& m);
+
 NB_MODULE(_native, m) {
   m.doc() = "Tidemill's native kernels (private; use the Python packages above).";
+  bind_hardware(m);
 }
