@@ -115,7 +115,9 @@ class WeightTensor:
             raise IndexError(f"rows {start}:{stop} of tensor {self.name!r} with shape {self.shape}")
         step = self.nbytes // self.shape[0] if self.shape[0] else 0
         return WeightTensor(
-            self.name, self.type, (stop - start, *self.shape[1:]),
+            self.name,
+            self.type,
+            (stop - start, *self.shape[1:]),
             self.data[start * step : stop * step],
         )
 
