@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Make the recorded expectations again, in environments of their own, and compare with what is
+# committed (`--write` to replace it). Downloads torch and builds llama.cpp: about half an hour.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+mode=${1:---check}
+flag=--check
+[ "$mode" = --write ] && flag=
+
+python=${PYTHON:-python3}
+torch=.venv-oracles
+llama=.venv-llama
+tidemill=.venv/bin/tidemill
+
+if [ ! -x $torch/bin/python ]; then
+  $python -m venv $torch
+  $torch/bin/pip install -q torch==2.13.0 'transformers>=5.0' gguf safetensors sentencepiece jinja2
+fi
+for script in tests/oracles/make_*.py; do
+  case $script in *make_llama_cpp*) continue ;; esac
+  echo "$script"
+  $torch/bin/python "$script" $flag
+done
+
+if [ ! -x $llama/bin/python ]; then
+  $python -m venv $llama
+  $llama/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python
+fi
+for name in smollm2 gemma3; do
+  $llama/bin/python tests/oracles/make_llama_cpp.py "$($tidemill pull --print-path $name)" $name $flag
+done
