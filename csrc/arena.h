@@ -1,0 +1,88 @@
+// Aligned memory for weights, KV blocks and scratch.
+//
+// An AlignedBuffer is one anonymous mapping: zero-filled, page-aligned, offered to the kernel for
+// huge pages (fewer TLB misses when weights are streamed) and resident only where it is touched.
+// A Layout adds up the parts of such a buffer, so that the very same arithmetic plans the memory
+// before it is allocated and hands out the addresses afterwards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <stdexcept>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace tidemill {
+
+inline constexpr std::size_t kCacheLine = 64;
+
+// Rounds `bytes` up to a multiple of `alignment` (a power of two).
+constexpr std::size_t align_up(std::size_t bytes, std::size_t alignment = kCacheLine) {
+  return (bytes + alignment - 1) & ~(alignment - 1);
+}
+
+// a * b, or std::length_error where the product does not fit: sizes may come from a model file.
+inline std::size_t checked_mul(std::size_t a, std::size_t b) {
+  std::size_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) throw std::length_error("memory size overflows");
+  return product;
+}
+
+// Adds up the parts of one buffer, each aligned to a cache line.
+class Layout {
+ public:
+  // The offset of a part of `bytes` bytes.
+  std::size_t add(std::size_t bytes) {
+    const std::size_t offset = total_;
+    if (bytes > SIZE_MAX / 2 - total_) throw std::length_error("memory size overflows");
+    total_ += align_up(bytes);
+    return offset;
+  }
+  std::size_t total() const { return total_; }
+
+ private:
+  std::size_t total_ = 0;
+};
+
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  explicit AlignedBuffer(std::size_t bytes) : size_(bytes) {
+    if (bytes == 0) return;
+    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<std::byte*>(memory);
+#ifdef MADV_HUGEPAGE
+    // Only worth it where whole huge pages fit; refusal by the kernel does no harm.
+    if (bytes >= (std::size_t{4} << 20)) (void)::madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+  }
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+  ~AlignedBuffer() {
+    if (data_ != nullptr) ::munmap(data_, size_);
+  }
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+  template <class T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(data_ + offset);
+  }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,18 @@
+// The matmul family's part of the function table.
+#pragma once
+
+#include "tensor_type.h"
+
+namespace tidemill {
+
+struct ActivationBlock;
+struct Matmul;
+
+struct MatmulKernels {
+  // By TensorType number; null where the number is no type.
+  void (*matmul[kTensorTypeEnd])(const Matmul&);
+  // One row of `cols` floats (a multiple of 32) to cols / 32 blocks.
+  void (*quantize)(const float* x, int cols, ActivationBlock* out);
+};
+
+}  // namespace tidemill
