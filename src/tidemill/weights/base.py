@@ -153,3 +153,16 @@ class Checkpoint:
     @property
     def folder(self) -> Path:
         return self.files[0].parent
+
+    @property
+    def n_weights(self) -> int:
+        """Weights (parameters) in all tensors."""
+        return sum(tensor.n_weights for tensor in self.tensors.values())
+
+    @property
+    def bytes_by_type(self) -> dict[TensorType, int]:
+        """Bytes stored in each type that occurs, the largest first."""
+        sizes: dict[TensorType, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
