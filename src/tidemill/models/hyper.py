@@ -1,0 +1,166 @@
+"""Hyper-parameters read from either kind of checkpoint, each one checked.
+
+A GGUF file says ``llama.block_count`` where a Hugging Face config says ``num_hidden_layers``.
+``Hyper`` takes both names and reads the one that applies, so that an architecture states its
+hyper-parameters once. Values are bounded: a hostile or damaged header ends as a
+``CheckpointError`` that names the key, before anything is recorded or allocated.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tidemill.weights.base import Checkpoint, CheckpointError
+
+# No model comes near these; they keep products of hyper-parameters well inside 64 bits.
+MAX_LAYERS = 2048
+MAX_HEADS = 8192
+MAX_WIDTH = 1 << 20
+MAX_VOCAB = 1 << 24
+MAX_CONTEXT = 1 << 28
+MAX_EXPERTS = 4096
+
+
+class Hyper:
+    """Typed, bounded reads of a checkpoint's metadata.
+
+    Every method takes the GGUF key (without the ``<architecture>.`` prefix) and the Hugging Face
+    key; None means that this format has no such key. A missing key gives ``default``, or an error
+    where there is none.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.is_gguf = checkpoint.format == "gguf"
+        self.metadata: Mapping[str, Any] = checkpoint.metadata
+        text = checkpoint.metadata.get("text_config")
+        if not self.is_gguf and isinstance(text, Mapping):  # the language part of a larger model
+            self.metadata = {**checkpoint.metadata, **text}
+        self.prefix = f"{checkpoint.metadata.get('general.architecture')}." if self.is_gguf else ""
+
+    def key(self, gguf: str | None, hf: str | None) -> str | None:
+        name = gguf if self.is_gguf else hf
+        return None if name is None else self.prefix + name
+
+    def raw(self, gguf: str | None, hf: str | None) -> Any:
+        """The value as it is in the file; None if absent."""
+        key = self.key(gguf, hf)
+        return None if key is None else self.metadata.get(key)
+
+    def fail(self, gguf: str | None, hf: str | None, problem: str) -> CheckpointError:
+        key = self.key(gguf, hf) or gguf or hf
+        return CheckpointError(f"{self.checkpoint.files[0]}: hyper-parameter {key!r} {problem}")
+
+    def integer(
+        self,
+        gguf: str | None,
+        hf: str | None,
+        default: int | None = None,
+        *,
+        low: int = 1,
+        high: int = MAX_WIDTH,
+    ) -> int:
+        value = self.raw(gguf, hf)
+        if value is None:
+            if default is None:
+                raise self.fail(gguf, hf, "is missing")
+            return default
+        if isinstance(value, (np.ndarray, list, tuple)):
+            # Some converters write one entry per layer; only a uniform model can be recorded.
+            entries = list(value[: MAX_LAYERS + 1])
+            if not entries or len(entries) > MAX_LAYERS or any(e != entries[0] for e in entries):
+                raise self.fail(gguf, hf, "differs from layer to layer, which is not supported")
+            value = entries[0]
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
+            raise self.fail(gguf, hf, f"must be a whole number, not {value!r}")
+        result = int(value)
+        if not low <= result <= high:
+            raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
+        return result
+
+    def optional_integer(
+        self, gguf: str | None, hf: str | None, *, low: int = 1, high: int = MAX_CONTEXT
+    ) -> int | None:
+        """As ``integer``; absent (and zero, which some files write for it) is None."""
+        value = self.raw(gguf, hf)
+        if value is None or (isinstance(value, numbers.Integral) and value == 0):
+            return None
+        return self.integer(gguf, hf, low=low, high=high)
+
+    def number(
+        self,
+        gguf: str | None,
+        hf: str | None,
+        default: float | None = None,
+        *,
+        low: float = 0.0,
+        high: float = math.inf,
+    ) -> float:
+        """A finite number with low < value < high."""
+        value = self.raw(gguf, hf)
+        if value is None:
+            if default is None:
+                raise self.fail(gguf, hf, "is missing")
+            return default
+        return self.check_number(value, gguf, hf, low=low, high=high)
+
+    def optional_number(self, gguf: str | None, hf: str | None) -> float | None:
+        """A positive number; absent (and zero) is None."""
+        value = self.raw(gguf, hf)
+        if value is None or (isinstance(value, numbers.Real) and value == 0):
+            return None
+        return self.number(gguf, hf)
+
+    def check_number(
+        self,
+        value: Any,
+        gguf: str | None,
+        hf: str | None,
+        *,
+        low: float = 0.0,
+        high: float = math.inf,
+    ) -> float:
+        if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+            raise self.fail(gguf, hf, f"must be a number, not {value!r}")
+        result = float(value)
+        if not (math.isfinite(result) and low < result < high):
+            raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
+        return result
+
+    def flag(self, gguf: str | None, hf: str | None, default: bool) -> bool:
+        value = self.raw(gguf, hf)
+        if value is None:
+            return default
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.fail(gguf, hf, f"must be true or false, not {value!r}")
+        return bool(value)
+
+    def text(self, gguf: str | None, hf: str | None, default: str) -> str:
+        value = self.raw(gguf, hf)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.fail(gguf, hf, f"must be a string, not {value!r}")
+        return value
+
+    def per_layer(self, gguf: str | None, hf: str | None, n_layers: int) -> list[Any] | None:
+        """A list with one entry per layer; None if absent."""
+        value = self.raw(gguf, hf)
+        if value is None:
+            return None
+        if not isinstance(value, (np.ndarray, Sequence)) or isinstance(value, str):
+            raise self.fail(gguf, hf, f"must be a list with one entry per layer, not {value!r}")
+        if len(value) != n_layers:
+            raise self.fail(gguf, hf, f"has {len(value)} entries for {n_layers} layers")
+        return list(value)
+
+    def activation(self, expected: tuple[str, ...], default: str) -> None:
+        """Refuse a Hugging Face config that asks for another activation than recorded."""
+        found = self.text(None, "hidden_activation", self.text(None, "hidden_act", default))
+        if found not in expected:
+            raise self.fail(None, "hidden_act", f"is {found!r}; supported: {', '.join(expected)}")

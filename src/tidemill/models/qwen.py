@@ -1,0 +1,109 @@
+"""Qwen 2/2.5 (biases on Q, K and V), Qwen 3 (normed Q and K heads) and its mixture of experts.
+
+Yang et al. 2024 and 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.models.blocks import gated_mlp, mixture
+from tidemill.models.config import ModelConfig
+from tidemill.models.hyper import MAX_LAYERS, MAX_WIDTH, Hyper
+from tidemill.models.rope import read_rope
+from tidemill.program.graph import Graph, Tensor
+from tidemill.program.ops import RopeSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenConfig(ModelConfig):
+    """``windows`` and ``sparse`` (which layers are mixtures) have one entry per layer.
+
+    ``d_ff_expert`` is the width of one expert, 0 for dense models.
+    """
+
+    rope: RopeSpec
+    windows: tuple[int | None, ...]
+    norm_heads: bool
+    sparse: tuple[bool, ...]
+    norm_topk: bool = True
+    d_ff_expert: int = 0
+
+
+def qwen(g: Graph, c: QwenConfig) -> Tensor:
+    x = g.embed("token_embd")
+    for layer in g.layers(c.n_layers):
+        h = layer.rms_norm(x, "attn_norm", c.norm_eps)
+        q = layer.linear(h, "attn_q").heads(c.n_heads, c.head_dim)
+        k = layer.linear(h, "attn_k").heads(c.n_kv_heads, c.head_dim)
+        v = layer.linear(h, "attn_v").heads(c.n_kv_heads, c.head_dim)
+        if c.norm_heads:
+            q = layer.rms_norm(q, "attn_q_norm", c.norm_eps)
+            k = layer.rms_norm(k, "attn_k_norm", c.norm_eps)
+        q, k = layer.rope(q, c.rope), layer.rope(k, c.rope)
+        x = x + layer.linear(layer.attention(q, k, v, window=c.windows[layer.index]), "attn_output")
+        h = layer.rms_norm(x, "ffn_norm", c.norm_eps)
+        if c.sparse[layer.index]:
+            x = x + mixture(layer, h, c.n_experts_used, normalise=c.norm_topk)
+        else:
+            x = x + gated_mlp(layer, h)
+    return g.logits(g.rms_norm(x, "output_norm", c.norm_eps), c.output)
+
+
+def qwen2_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenConfig:
+    return _dense(h, base, max_context, norm_heads=False)
+
+
+def qwen3_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenConfig:
+    return _dense(h, base, max_context, norm_heads=True)
+
+
+def qwen3moe_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenConfig:
+    n_layers = base["n_layers"]
+    h.activation(("silu",), default="silu")
+    if not base["n_experts"]:
+        raise h.fail("expert_count", "num_experts", "is missing")
+    step = h.integer(None, "decoder_sparse_step", 1, high=MAX_LAYERS)
+    dense = h.raw(None, "mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise h.fail(None, "mlp_only_layers", f"must be a list of layers, not {dense!r}")
+    window = None
+    if h.flag(None, "use_sliding_window", False):
+        window = h.optional_integer(None, "sliding_window")
+    return QwenConfig(
+        **base,
+        rope=_rope(h, base, max_context),
+        windows=(window,) * n_layers,
+        norm_heads=True,
+        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(n_layers)),
+        # GGUF files of this family leave the key out and mean true.
+        norm_topk=h.flag("expert_weights_norm", "norm_topk_prob", h.is_gguf),
+        d_ff_expert=h.integer(
+            "expert_feed_forward_length", "moe_intermediate_size", high=MAX_WIDTH
+        ),
+    )
+
+
+def _dense(h: Hyper, base: dict[str, Any], max_context: int, *, norm_heads: bool) -> QwenConfig:
+    n_layers = base["n_layers"]
+    h.activation(("silu",), default="silu")
+    windows: tuple[int | None, ...] = (None,) * n_layers
+    if h.flag(None, "use_sliding_window", False):
+        window = h.optional_integer(None, "sliding_window")
+        first = h.integer(None, "max_window_layers", 28, low=0, high=MAX_LAYERS)
+        types = h.per_layer(None, "layer_types", n_layers) or [
+            "sliding_attention" if index >= first else "full_attention" for index in range(n_layers)
+        ]
+        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+    return QwenConfig(
+        **base,
+        rope=_rope(h, base, max_context),
+        windows=windows,
+        norm_heads=norm_heads,
+        sparse=(False,) * n_layers,
+    )
+
+
+def _rope(h: Hyper, base: dict[str, Any], max_context: int) -> RopeSpec:
+    return read_rope(h, base["head_dim"], style="half", max_context=max_context)
