@@ -1,0 +1,185 @@
+// Sampling for a batch of rows in one call, over buffers that the engine allocates once.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "sampling.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+using tidemill::RowResult;
+using tidemill::RowStatus;
+using tidemill::SamplingRow;
+
+template <class T, int Dims>
+using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
+using Logits = Array<const float, 2>;
+
+// Results of up to `rows` rows; nb::ndarray members keep the NumPy arrays alive.
+struct Results {
+  Array<std::int32_t, 1> tokens;
+  Array<float, 1> logprobs;
+  Array<std::int32_t, 1> ranks;
+  Array<std::uint8_t, 1> status;
+  Array<std::int32_t, 2> top_ids;
+  Array<float, 2> top_logprobs;
+
+  std::size_t capacity() const { return tokens.shape(0); }
+
+  void check() const {
+    const std::size_t n = capacity();
+    if (logprobs.shape(0) != n || ranks.shape(0) != n || status.shape(0) != n ||
+        top_ids.shape(0) != n || top_logprobs.shape(0) != n ||
+        top_ids.shape(1) != top_logprobs.shape(1)) {
+      throw std::invalid_argument("the result arrays differ in length");
+    }
+  }
+
+  std::span<std::int32_t> ids_of(std::size_t i) const {
+    return {top_ids.data() + i * top_ids.shape(1), top_ids.shape(1)};
+  }
+  std::span<float> top_of(std::size_t i) const {
+    return {top_logprobs.data() + i * top_logprobs.shape(1), top_logprobs.shape(1)};
+  }
+  void put(std::size_t i, const RowResult& result) const {
+    tokens.data()[i] = result.token;
+    logprobs.data()[i] = result.logprob;
+    ranks.data()[i] = result.rank;
+    status.data()[i] = static_cast<std::uint8_t>(result.status);
+  }
+};
+
+class BatchSampler {
+ public:
+  BatchSampler(std::int32_t vocab_size, Array<const std::uint8_t, 2> rows,
+               Array<const std::int32_t, 2> history, Results results)
+      : sampler_(vocab_size),
+        rows_(std::move(rows)),
+        history_(std::move(history)),
+        results_(std::move(results)) {
+    if (rows_.shape(1) != sizeof(SamplingRow)) {
+      throw std::invalid_argument("a parameter row is not of the native layout's size");
+    }
+    if (history_.shape(0) != rows_.shape(0)) {
+      throw std::invalid_argument("parameter rows and histories differ in number");
+    }
+    results_.check();
+  }
+
+  void sample(const Logits& logits, const Array<const std::int32_t, 1>& at,
+              const Array<const std::int32_t, 1>& slots,
+              const Array<const std::int32_t, 1>& bias_starts,
+              const Array<const std::int32_t, 1>& bias_ids, const Array<const float, 1>& bias) {
+    const std::size_t n = at.shape(0);
+    check_logits(logits);
+    if (slots.shape(0) != n || bias_starts.shape(0) != n + 1 || n > results_.capacity() ||
+        bias_ids.shape(0) != bias.shape(0)) {
+      throw std::invalid_argument("the row arrays differ in length");
+    }
+    // Checked as a whole first: what follows runs without the GIL and must not fail half way.
+    for (std::size_t i = 0; i < n; ++i) {
+      check_index(at.data()[i], logits.shape(0), "logit row");
+      check_index(slots.data()[i], rows_.shape(0), "slot");
+      const std::int32_t low = bias_starts.data()[i];
+      const std::int32_t high = bias_starts.data()[i + 1];
+      if (low < 0 || high < low || static_cast<std::size_t>(high) > bias.shape(0)) {
+        throw std::invalid_argument("bias_starts does not rise within the bias entries");
+      }
+    }
+    nb::gil_scoped_release released;
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto slot = static_cast<std::size_t>(slots.data()[i]);
+      SamplingRow row;
+      std::memcpy(&row, rows_.data() + slot * sizeof(SamplingRow), sizeof(SamplingRow));
+      const std::size_t width = history_.shape(1);
+      const auto length = std::min(width, static_cast<std::size_t>(std::max(row.n_tokens, 0)));
+      const auto low = static_cast<std::size_t>(bias_starts.data()[i]);
+      const auto count = static_cast<std::size_t>(bias_starts.data()[i + 1]) - low;
+      results_.put(i, sampler_.sample(logits.data() + offset(at.data()[i]), row,
+                                      {history_.data() + slot * width, length},
+                                      {bias_ids.data() + low, count}, {bias.data() + low, count},
+                                      results_.ids_of(i), results_.top_of(i)));
+    }
+  }
+
+  // Scores tokens[i] by logits row first + i.
+  void score(const Logits& logits, std::int32_t first, const Array<const std::int32_t, 1>& tokens,
+             std::int32_t n_top, const Results& results) {
+    const std::size_t n = tokens.shape(0);
+    check_logits(logits);
+    results.check();
+    if (first < 0 || first + n > logits.shape(0) || n > results.capacity()) {
+      throw std::invalid_argument("more tokens to score than rows");
+    }
+    for (std::size_t i = 0; i < n; ++i) {
+      check_index(tokens.data()[i], logits.shape(1), "token");
+    }
+    nb::gil_scoped_release released;
+    for (std::size_t i = 0; i < n; ++i) {
+      const float* row = logits.data() + offset(first) + i * logits.shape(1);
+      results.put(i, sampler_.score(row, tokens.data()[i], n_top, results.ids_of(i),
+                                    results.top_of(i)));
+    }
+  }
+
+ private:
+  std::size_t offset(std::int32_t row) const {
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(sampler_.vocab_size());
+  }
+  void check_logits(const Logits& logits) const {
+    if (logits.shape(1) != static_cast<std::size_t>(sampler_.vocab_size())) {
+      throw std::invalid_argument("the logits are not vocab_size wide");
+    }
+  }
+  static void check_index(std::int32_t index, std::size_t size, const char* what) {
+    if (index < 0 || static_cast<std::size_t>(index) >= size) {
+      throw std::out_of_range(std::string(what) + " out of range");
+    }
+  }
+
+  tidemill::Sampler sampler_;
+  Array<const std::uint8_t, 2> rows_;
+  Array<const std::int32_t, 2> history_;
+  Results results_;
+};
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  m.attr("SAMPLING_ROW_BYTES") = sizeof(SamplingRow);
+  m.def("philox_uniform", &tidemill::philox_uniform, nb::arg("seed"), nb::arg("stream"),
+        nb::arg("position"),
+        "The uniform number in [0, 1) with which the output token at `position` of sample "
+        "`stream` is chosen under `seed` (Philox4x32-10).");
+  nb::class_<Results>(m, "SamplingResults",
+                      "Where results go: arrays of one length that are written in place.")
+      .def(nb::init<Array<std::int32_t, 1>, Array<float, 1>, Array<std::int32_t, 1>,
+                    Array<std::uint8_t, 1>, Array<std::int32_t, 2>, Array<float, 2>>(),
+           nb::arg("tokens").noconvert(), nb::arg("logprobs").noconvert(),
+           nb::arg("ranks").noconvert(), nb::arg("status").noconvert(),
+           nb::arg("top_ids").noconvert(), nb::arg("top_logprobs").noconvert());
+  nb::class_<BatchSampler>(m, "BatchSampler",
+                           "Samples rows of logits by the parameter rows of their slots. One "
+                           "thread at a time; the GIL is released while it works.")
+      .def(nb::init<std::int32_t, Array<const std::uint8_t, 2>, Array<const std::int32_t, 2>,
+                    Results>(),
+           nb::arg("vocab_size"), nb::arg("rows").noconvert(), nb::arg("history").noconvert(),
+           nb::arg("results"))
+      .def("sample", &BatchSampler::sample, nb::arg("logits").noconvert(),
+           nb::arg("at").noconvert(), nb::arg("slots").noconvert(),
+           nb::arg("bias_starts").noconvert(), nb::arg("bias_ids").noconvert(),
+           nb::arg("bias").noconvert(),
+           "Result i is for logits row at[i] under the parameters and history of slots[i], with "
+           "bias entries bias_starts[i]:bias_starts[i + 1].")
+      .def("score", &BatchSampler::score, nb::arg("logits").noconvert(), nb::arg("first"),
+           nb::arg("tokens").noconvert(), nb::arg("n_top"), nb::arg("results"),
+           "Log-probability, rank and top list of tokens[i] by logits row first + i.");
+}
