@@ -23,7 +23,14 @@ from tidemill.store.base import (
 )
 from tidemill.store.catalogue import DEFAULT_MODEL, CatalogueEntry, load_catalogue
 from tidemill.store.layout import home
-from tidemill.store.operations import is_offline, list_models, pull, remove, resolve
+from tidemill.store.operations import (
+    is_offline,
+    list_models,
+    list_unfinished,
+    pull,
+    remove,
+    resolve,
+)
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -46,6 +53,7 @@ __all__ = [
     "home",
     "is_offline",
     "list_models",
+    "list_unfinished",
     "load_catalogue",
     "pull",
     "remove",

@@ -27,6 +27,7 @@ from tidemill.store.base import FileRecord, InvalidNameError, StoredModel
 from tidemill.store.names import check_relative
 
 MANIFEST = "model.json"
+_OWNER = "pull.json"
 _FORMAT = 1
 
 
@@ -113,6 +114,28 @@ def stored_models() -> Iterator[StoredModel]:
     for folder in folders:
         if (model := read_model(folder)) is not None:
             yield model
+
+
+def write_owner(workspace: Path, name: str) -> None:
+    """Say in the folder of an unfinished pull which model it is for."""
+    write_durably(workspace / _OWNER, json.dumps({"name": name}))
+
+
+def unfinished_pulls() -> Iterator[tuple[str, Path]]:
+    """Name and folder of every pull that has begun and not ended, running or not."""
+    for path in sorted((home() / "downloads").glob(f"*/{_OWNER}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            yield str(json.loads(path.read_text(encoding="utf-8"))["name"]), path.parent
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files under ``folder``; 0 if there is none."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for file in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, file)).st_size
+    return total
 
 
 def publish(finished: Path, folder: str) -> Path:

@@ -127,6 +127,11 @@ def list_models() -> list[StoredModel]:
     return sorted(layout.stored_models(), key=lambda model: model.name)
 
 
+def list_unfinished() -> list[tuple[str, int]]:
+    """Names and bytes of the downloads that have begun and not ended; `pull` continues them."""
+    return [(name, layout.size_of(folder)) for name, folder in layout.unfinished_pulls()]
+
+
 def remove(name: str) -> int:
     """Remove a model, and what an unfinished pull of it has left; gives the bytes freed.
 
@@ -146,7 +151,7 @@ def remove(name: str) -> int:
             f"no model {name!r} in {layout.home()}" + _suggestion(name, installed)
         )
     with _locked(folder, name, ignore_progress):
-        freed = _size_of(model_folder) + _size_of(downloads)
+        freed = layout.size_of(model_folder) + layout.size_of(downloads)
         try:
             layout.discard(model_folder)
             layout.discard(downloads)
@@ -194,9 +199,10 @@ def _stored_short(name: str) -> _Request | None:
 
 
 def _suggestion(name: str, known: list[str]) -> str:
+    known = sorted(set(known))
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.6)
     did_you_mean = f"; did you mean {' or '.join(close)}?" if close else ""
-    names = ", ".join(sorted(set(known)))
+    names = ", ".join(known)
     return f"{did_you_mean}\nKnown names: {names}" if names else did_you_mean
 
 
@@ -207,6 +213,9 @@ def _folder_of(name: str) -> str:
             folder = (
                 model.path if model.path.parent == layout.models_folder() else model.path.parent
             )
+            return folder.name
+    for display, folder in layout.unfinished_pulls():
+        if display == name:
             return folder.name
     if "://" in name:
         reference = parse_reference(name)
@@ -257,6 +266,7 @@ def _pull(
         try:
             with full_disk_explained(workspace.folder):
                 workspace.create()
+                layout.write_owner(workspace.folder, request.display)
                 fetched = _fetch(request, workspace, progress)
                 _check_magic(workspace, fetched)
                 workspace.keep_only(fetched.files)
@@ -276,7 +286,7 @@ def _fetch(request: _Request, workspace: Workspace, progress: Progress) -> Fetch
     identity = f"{request.source}@{entry.sha256 or ''}"
     if record := workspace.finished(entry.file, identity):
         return Fetched(files=(record,), entry=entry.file)
-    workspace.require_space(2 * (entry.bytes or 0) - _size_of(workspace.folder))
+    workspace.require_space(2 * (entry.bytes or 0) - layout.size_of(workspace.folder))
     pieces: list[Path] = []
     for index, reference in enumerate(request.parts):
         part = workspace.part(index)
@@ -400,12 +410,3 @@ def _locked(folder: str, display: str, progress: Progress) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _size_of(folder: Path) -> int:
-    total = 0
-    for parent, _, files in os.walk(folder):
-        for file in files:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(parent, file)).st_size
-    return total
