@@ -1,0 +1,88 @@
+"""Records what Transformers gives for the tiny models of ``tests/support/tiny_models.py``.
+
+    python tests/oracles/make_logits.py            # rewrite tests/fixtures/logits/*.json
+    python tests/oracles/make_logits.py --check    # recompute and compare, write nothing
+
+Needs torch, transformers (5 or later) and safetensors. Each model is written to a folder, loaded
+by ``from_pretrained`` in float32, and run once over all tokens; a few rows of logits are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.tiny_models import (  # noqa: E402
+    CASES,
+    FIXTURES,
+    TinyCase,
+    expected,
+    relative_error,
+    rows_of,
+    tokens_of,
+    write_folder,
+)
+
+
+def logits_of(case: TinyCase) -> np.ndarray:
+    """Logits (R, vocab) of the recorded rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_folder(case, Path(folder))
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    problems = {key: value for key, value in report.items() if value}
+    if problems:
+        raise SystemExit(f"{case}: the weights do not fit the model: {problems}")
+    with torch.no_grad():
+        ids = torch.tensor(tokens_of(case)[None].astype(np.int64))
+        logits = model(ids, use_cache=False).logits[0].float().numpy()
+    return logits[rows_of(case)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare with the records")
+    parser.add_argument("cases", nargs="*", help="only these cases")
+    arguments = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    worst = 0.0
+    for case in CASES:
+        if arguments.cases and case.name not in arguments.cases:
+            continue
+        logits = logits_of(case)
+        if arguments.check:
+            error = relative_error(logits, expected(case)[2])
+            worst = max(worst, error)
+            print(f"{case.name:20} differs by {error:.1e}")
+            continue
+        record = {
+            "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
+            "tokens": tokens_of(case).tolist(),
+            "rows": rows_of(case),
+            "logits": [[float(f"{x:.7g}") for x in row] for row in logits],
+        }
+        FIXTURES.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(record, separators=(",", ":")).replace("],[", "],\n[")
+        (FIXTURES / f"{case.name}.json").write_text(text + "\n")
+        print(f"{case.name:20} recorded")
+    if worst > 1e-5:
+        raise SystemExit(f"the records are stale: they differ by up to {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()
