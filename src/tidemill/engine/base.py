@@ -62,7 +62,8 @@ class PromptEvent:
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
     """Sample ``index`` ended. ``text`` flushes what was held back. ``stop_reason`` is the stop
-    string or token id that ended it, None for the model's own end token or the length.
+    string or token id that ended it, None for the model's own end token or the length. The token
+    that ended it has had a TokenEvent like any other, with no text.
     ``cumulative_logprob`` is given where logprobs or best_of asked for it."""
 
     request_id: str
@@ -89,21 +90,31 @@ class EngineConfig:
     """Limits of one engine.
 
     max_context: most tokens (prompt + output) of a sequence. max_batch_tokens: token budget of a
-    step. max_sequences: most sequences that run at once. max_waiting: most requests queued.
-    max_preemptions: a request preempted more often than this runs alone or fails clearly.
+    step. max_prefill_tokens: most prompt tokens in a step in which other sequences decode, which
+    bounds how long a prompt can hold up their next token. max_sequences: most sequences that run
+    at once. max_waiting: most sequences queued.
+    max_preemptions: a sequence preempted that often starts again only with all the KV blocks that
+    it can ever need, and is then left alone. model_id: what names the model (and adapter) in the
+    prefix cache.
     """
 
     max_context: int
     max_batch_tokens: int = 512
+    max_prefill_tokens: int = 256
     max_sequences: int = 64
     max_waiting: int = 4096
     max_preemptions: int = 8
     prefix_caching: bool = True
+    model_id: str = ""
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start and gauges of the moment; read by metrics and tests."""
+    """Counters since the start and gauges of the moment; read by metrics and tests.
+
+    ``queue_seconds`` adds up, over all ``started`` requests, the time from add() to the step that
+    first worked on them. ``cached_blocks`` are those that nobody owns; ``free_blocks`` are neither
+    owned nor cached."""
 
     running: int = 0
     waiting: int = 0
@@ -114,4 +125,7 @@ class EngineStats:
     cached_prompt_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    failures: int = 0
+    started: int = 0
+    queue_seconds: float = 0.0
     extra: Mapping[str, float] = field(default_factory=dict)

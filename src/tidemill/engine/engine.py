@@ -1,0 +1,373 @@
+"""The engine: requests in, events out, one forward step at a time.
+
+Pure: it does no I/O, starts no thread and reads no clock; one thread drives it. A request that
+fails takes nobody with it: a step that raises is repeated sequence by sequence, which finds the
+one at fault, and logits that are not finite end only the request whose row they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from array import array
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.backends.base import Runner
+from tidemill.engine.base import (
+    EngineConfig,
+    EngineStats,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    FinishReason,
+    PromptEvent,
+    Request,
+    TokenEvent,
+)
+from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.kv_blocks import KVBlocks
+from tidemill.engine.output import OutputText
+from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
+from tidemill.engine.scheduler import Scheduler
+from tidemill.engine.sequence import Group, Sequence
+from tidemill.engine.table import SequenceTable, Span
+from tidemill.text.base import Tokenizer
+
+
+class Engine:
+    """Continues prompts on ``runner``.
+
+    Without a tokenizer events carry no text, and stop strings are refused. ``entropy`` seeds the
+    streams of requests that bring no seed of their own (None: from the operating system, once).
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer | None,
+        config: EngineConfig,
+        *,
+        entropy: int | None = None,
+    ) -> None:
+        for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
+            if getattr(config, name) < 1:
+                raise ValueError(f"EngineConfig.{name} must be at least 1")
+        if config.max_waiting < 1 or config.max_preemptions < 0:
+            raise ValueError("EngineConfig.max_waiting must be at least 1, max_preemptions 0")
+        kv = runner.kv
+        self.config = config
+        self.max_context = min(config.max_context, kv.n_blocks * kv.block_size)
+        """The most tokens (prompt + output) that a sequence can really have."""
+        self._runner = runner
+        self._tokenizer = tokenizer
+        self._vocab_size = runner.vocab_size
+        self._eos_ids = frozenset(
+            i for i in (tokenizer.eos_ids if tokenizer else ()) if 0 <= i < runner.vocab_size
+        )
+        max_batch_tokens = min(config.max_batch_tokens, runner.max_batch_tokens)
+        # Every running sequence may want a row, and the logits of it, in one step.
+        n_slots = min(config.max_sequences, runner.max_logit_rows, max_batch_tokens)
+        self._table = SequenceTable(n_slots, self.max_context, kv.block_size)
+        self._kv = KVBlocks(kv.n_blocks, kv.block_size)
+        self._scheduler = Scheduler(
+            self._kv,
+            self._table,
+            max_batch_tokens=max_batch_tokens,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_logit_rows=runner.max_logit_rows,
+            max_preemptions=config.max_preemptions,
+            prefix_caching=config.prefix_caching,
+            model_id=config.model_id,
+        )
+        self._sampler = Sampler(self._table, runner.vocab_size)
+        self._groups: dict[str, Group] = {}
+        self._events: list[Event] = []
+        self._arrivals = 0
+        self._entropy = secrets.randbits(128) if entropy is None else entropy
+        self._stats = EngineStats()
+
+    # ---- requests in ---------------------------------------------------------------------------
+
+    def add(self, request: Request, now: float) -> None:
+        """Queue ``request``. Raises RequestError if it can never be served (ContextLengthError
+        if it is too long), QueueFullError if too many wait; nothing is held then."""
+        prompt = self._check(request)
+        if len(self._scheduler.waiting) >= self.config.max_waiting:
+            raise QueueFullError(
+                f"{len(self._scheduler.waiting)} requests are waiting already; try again later"
+            )
+        params = request.params
+        self._arrivals += 1
+        seed = params.seed
+        if seed is None:
+            fresh = hashlib.sha256(f"stream {self._entropy} {self._arrivals}".encode()).digest()
+            seed = int.from_bytes(fresh[:8], "little")
+        group = Group(
+            request,
+            prompt,
+            (request.priority, self._arrivals),
+            self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens,
+            seed % 2**64,
+            self._eos_ids,
+            now,
+        )
+        self._groups[request.id] = group
+        self._scheduler.add(self._sample(group))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in whatever state; its blocks are free at once and the next step gives
+        a FinishEvent for each of its samples. False if the id is unknown (or has ended)."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return False
+        self._close(group)
+        if group.held is not None:
+            unfinished = list(range(group.params.n))
+        else:
+            done = {s.index for s in group.samples if s.finished}
+            unfinished = [i for i in range(group.params.n_samples) if i not in done]
+        self._events.extend(FinishEvent(request_id, i, "abort") for i in unfinished)
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether step() has anything to do or to tell."""
+        return bool(self._events or self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def stats(self) -> EngineStats:
+        return replace(
+            self._stats,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            free_blocks=self._kv.free,
+            cached_blocks=self._kv.cached,
+            preemptions=self._scheduler.preemptions,
+        )
+
+    def _check(self, request: Request) -> array[int]:
+        """The prompt's ids, if the request is valid."""
+        params = request.params
+        if request.id in self._groups:
+            raise RequestError(f"a request with the id {request.id!r} is running", param="id")
+        try:
+            prompt = array("i", request.prompt_token_ids)
+        except (TypeError, OverflowError):
+            raise RequestError(
+                f"prompt token ids must be integers from 0 to {self._vocab_size - 1}",
+                param="prompt",
+            ) from None
+        if not prompt:
+            raise RequestError("the prompt has no tokens", param="prompt")
+        for name, ids in (
+            ("prompt", prompt), ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", tuple(params.logit_bias)),
+        ):  # fmt: skip
+            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
+                wrong = min(ids) if min(ids) < 0 else max(ids)
+                raise RequestError(
+                    f"{name} has the token id {wrong}; the vocabulary's ids are 0 to "
+                    f"{self._vocab_size - 1}",
+                    param=name,
+                )
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and there is none", param="stop")
+        least = 1 if params.max_tokens is None else params.max_tokens
+        if len(prompt) + max(least, params.min_tokens) > self.max_context:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens and up to {least} are to be generated, "
+                f"together more than the context of {self.max_context}; shorten the prompt or "
+                "ask for fewer tokens"
+            )
+        return prompt
+
+    def _sample(self, group: Group) -> Sequence:
+        """The next sample of ``group``, fresh."""
+        text = None if self._tokenizer is None else OutputText(self._tokenizer, group.params)
+        sequence = Sequence(group, len(group.samples), text)
+        group.samples.append(sequence)
+        return sequence
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def step(self, now: float) -> list[Event]:
+        """Run one forward step, if anything can run, and give what happened since the last."""
+        spans = self._scheduler.schedule()
+        if spans:
+            self._stats.steps += 1
+            for span in spans:
+                group = span.sequence.group
+                if not group.started:
+                    group.started = True
+                    self._stats.started += 1
+                    self._stats.queue_seconds += max(0.0, now - group.arrival)
+            self._run(spans)
+        events, self._events = self._events, []
+        return events
+
+    def _run(self, spans: list[Span]) -> None:
+        """Compute ``spans``; if that raises, one by one, so that only the culprit fails."""
+        try:
+            logits = self._forward(spans)
+            wanted = [s for s in spans if s.last_row >= 0 and s.sequence.may_grow]
+            sequences = [s.sequence for s in wanted]
+            choices = self._sampler.sample(logits, [s.last_row for s in wanted], sequences)
+        except Exception as error:
+            if len(spans) == 1:
+                self._fail(spans[0].sequence.group, f"the forward step failed: {error!r}")
+                return
+            for span in spans:
+                if span.sequence.slot >= 0:  # its request may have failed with another sample
+                    self._run([span])
+            return
+        for span in spans:
+            self._scheduler.commit(span.sequence, span.n)
+        for span in spans:
+            group = span.sequence.group
+            if not group.prompt_done and not group.closed:
+                try:
+                    choices += self._prompt(span, logits)
+                except Exception as error:
+                    self._fail(group, f"the step after the prompt failed: {error!r}")
+        self._accept(choices)
+
+    def _forward(self, spans: list[Span]) -> npt.NDArray[np.float32]:
+        batch = self._table.batch(spans)
+        logits = self._runner.forward(batch)
+        if logits.shape != (len(batch.logit_rows), self._vocab_size):
+            raise RuntimeError(f"the runner gave logits of shape {logits.shape}")
+        return np.ascontiguousarray(logits, np.float32)
+
+    def _prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> list[Choice]:
+        """Go on with a request whose prompt was not complete before this step. When it is now,
+        the other samples start from it, and this gives their first tokens."""
+        sequence, group = span.sequence, span.sequence.group
+        params = group.params
+        if span.first_row >= 0 and not self._score_prompt(span, logits):
+            return []
+        if sequence.computed < sequence.n_prompt:
+            return []
+        group.prompt_done = True
+        self._stats.prompt_tokens += sequence.n_prompt
+        self._stats.cached_prompt_tokens += group.cached_tokens
+        scores = None if params.prompt_logprobs is None else tuple(group.prompt_logprobs)
+        group.prompt_logprobs.clear()
+        self._events.append(
+            PromptEvent(group.request.id, sequence.n_prompt, group.cached_tokens, scores)
+        )
+        others = [self._sample(group) for _ in range(params.n_samples - 1)]
+        if not sequence.may_grow:
+            for sample in (sequence, *others):
+                self._finish(sample, "length")
+            return []
+        copies = [self._scheduler.fork(sequence, sample) for sample in others]
+        forked = [sample for sample in others if sample.slot >= 0]
+        choices = self._sampler.sample(logits, [span.last_row] * len(forked), forked)
+        if pairs := [copy for copy in copies if copy is not None]:
+            self._runner.copy_blocks(pairs)
+        return choices
+
+    def _score_prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> bool:
+        """Note the log-probabilities of the prompt tokens that follow those of ``span``, which
+        has just been computed; False if that failed the request."""
+        sequence, group = span.sequence, span.sequence.group
+        n_top = group.params.prompt_logprobs or 0
+        start = sequence.computed - span.n
+        if start == 0:
+            group.prompt_logprobs.append(None)
+        targets = np.array(
+            sequence.tokens[start + 1 : min(sequence.computed, sequence.n_prompt - 1) + 1], np.int32
+        )
+        results = self._sampler.score(logits, span.first_row, targets, n_top)
+        if results.status.any():
+            self._fail(group, STATUS_MESSAGES[int(results.status.max())])
+            return False
+        group.prompt_logprobs.extend(results.logprobs_of(i, n_top) for i in range(len(targets)))
+        return True
+
+    def _accept(self, choices: list[Choice]) -> None:
+        """Append chosen tokens to their sequences, tell of them, and end what has ended."""
+        for choice in choices:
+            if choice.status and not choice.sequence.group.closed:
+                self._fail(choice.sequence.group, STATUS_MESSAGES[choice.status])
+        choices = [choice for choice in choices if not choice.sequence.group.closed]
+        if not choices:
+            return
+        self._table.append([c.sequence for c in choices], [c.token for c in choices])
+        self._stats.generated_tokens += len(choices)
+        for choice in choices:
+            group = choice.sequence.group
+            if group.closed:
+                continue
+            try:
+                self._accept_one(choice)
+            except Exception as error:
+                self._fail(group, f"turning tokens into text failed: {error!r}")
+
+    def _accept_one(self, choice: Choice) -> None:
+        sequence, token = choice.sequence, choice.token
+        group, output = sequence.group, sequence.text
+        sequence.cumulative_logprob += choice.logprob
+        text = ""
+        stop: int | str | None = None
+        ended = token in group.eos_ids
+        if not ended and token in group.stop_ids:
+            ended, stop = True, token
+        elif not ended and output is not None:
+            may_stop = sequence.n_output >= group.params.min_tokens
+            text, stop = output.push(token, may_stop=may_stop)
+            ended = stop is not None
+        event = TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs)
+        (self._events if group.held is None else group.held[sequence.index]).append(event)
+        if ended or not sequence.may_grow:
+            tail = ""
+            if output is not None and not isinstance(stop, str):
+                tail, found = output.flush()
+                if found is not None:
+                    ended, stop = True, found
+            self._finish(sequence, "stop" if ended else "length", tail, stop)
+
+    # ---- ends ----------------------------------------------------------------------------------
+
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, text: str = "",
+        stop_reason: int | str | None = None,
+    ) -> None:  # fmt: skip
+        group = sequence.group
+        self._scheduler.remove(sequence)
+        sequence.finished = True
+        total = sequence.cumulative_logprob if group.params.wants_logprobs else None
+        event = FinishEvent(group.request.id, sequence.index, reason, text, stop_reason, total)
+        (self._events if group.held is None else group.held[sequence.index]).append(event)
+        if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
+            self._close(group)
+            self._release_best(group)
+
+    def _release_best(self, group: Group) -> None:
+        """Tell of the n best samples, by mean log-probability per token, once all are done."""
+        if group.held is None:
+            return
+        ranking = sorted(
+            group.samples, key=lambda s: (-s.cumulative_logprob / max(1, s.n_output), s.index)
+        )
+        for index, sample in enumerate(ranking[: group.params.n]):
+            for event in group.held[sample.index]:
+                assert isinstance(event, TokenEvent | FinishEvent)
+                self._events.append(replace(event, index=index))
+
+    def _fail(self, group: Group, message: str) -> None:
+        if not group.closed:
+            self._close(group)
+            self._stats.failures += 1
+            self._events.append(ErrorEvent(group.request.id, message))
+
+    def _close(self, group: Group) -> None:
+        """Free all that ``group`` holds and forget it."""
+        for sequence in group.samples:
+            if not sequence.finished:
+                self._scheduler.remove(sequence)
+        group.closed = True
+        del self._groups[group.request.id]

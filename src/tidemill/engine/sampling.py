@@ -1,0 +1,148 @@
+"""Choosing tokens: the engine's side of the native sampler (csrc/sampling.h tells the rules)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill import _native
+from tidemill.engine.base import TokenLogprob
+from tidemill.engine.params import MAX_LOGPROBS
+
+if TYPE_CHECKING:
+    from tidemill.engine.sequence import Sequence
+    from tidemill.engine.table import SequenceTable
+
+# The layout of tidemill::SamplingRow in csrc/sampling.h.
+ROW_DTYPE = np.dtype(
+    [
+        ("seed", np.uint64), ("stream", np.uint32), ("n_prompt", np.int32),
+        ("n_tokens", np.int32), ("top_k", np.int32), ("top_logprobs", np.int32),
+        ("temperature", np.float32), ("top_p", np.float32), ("min_p", np.float32),
+        ("typical_p", np.float32), ("repetition_penalty", np.float32),
+        ("presence_penalty", np.float32), ("frequency_penalty", np.float32),
+    ]
+)  # fmt: skip
+
+# What csrc/sampling.h's RowStatus means, for the request it happened to.
+STATUS_MESSAGES = {
+    1: "the model gave logits that are not finite numbers",
+    2: "no token is left to choose: logit_bias, penalties and min_tokens forbid all of them",
+}
+
+_NO_IDS = np.zeros(0, np.int32)
+_NO_BIAS = np.zeros(0, np.float32)
+
+
+def fill_row(rows: npt.NDArray[np.void], slot: int, sequence: Sequence) -> None:
+    """Write a sequence's parameters to ``rows[slot]``."""
+    params = sequence.group.params
+    top = -1 if not params.wants_logprobs else (params.logprobs or 0)
+    rows[slot] = (
+        sequence.group.seed, sequence.index, sequence.n_prompt, len(sequence.tokens),
+        params.top_k, top, params.temperature, params.top_p, params.min_p, params.typical_p,
+        params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
+    )  # fmt: skip
+
+
+class Results:
+    """One row per sampled or scored token, written by the native sampler.
+
+    tokens, ranks: int32 (n,). logprobs: float32 (n,). status: uint8 (n,), 0 or a key of
+    STATUS_MESSAGES. top_ids: int32 and top_logprobs: float32 (n, most top tokens).
+    """
+
+    def __init__(self, n: int, n_top: int) -> None:
+        self.tokens = np.zeros(n, np.int32)
+        self.logprobs = np.zeros(n, np.float32)
+        self.ranks = np.zeros(n, np.int32)
+        self.status = np.zeros(n, np.uint8)
+        self.top_ids = np.zeros((n, n_top), np.int32)
+        self.top_logprobs = np.zeros((n, n_top), np.float32)
+
+    def native(self) -> _native.SamplingResults:
+        return _native.SamplingResults(
+            self.tokens, self.logprobs, self.ranks, self.status, self.top_ids, self.top_logprobs
+        )
+
+    def logprobs_of(self, i: int, n_top: int) -> tuple[TokenLogprob, ...]:
+        """Row ``i``: the token itself, then the ``n_top`` most probable ones."""
+        token = TokenLogprob(int(self.tokens[i]), float(self.logprobs[i]), int(self.ranks[i]))
+        n_top = min(n_top, self.top_ids.shape[1])
+        ids, values = self.top_ids[i, :n_top].tolist(), self.top_logprobs[i, :n_top].tolist()
+        return (token, *map(TokenLogprob, ids, values, range(1, n_top + 1)))
+
+
+@dataclass(slots=True)
+class Choice:
+    """The next token of ``sequence``. ``logprobs`` as in TokenEvent; ``logprob`` is 0 where none
+    was asked for. With a ``status`` other than 0 there is no token."""
+
+    sequence: Sequence
+    token: int
+    status: int
+    logprob: float
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+class Sampler:
+    """Samples the sequences of a SequenceTable."""
+
+    def __init__(self, table: SequenceTable, vocab_size: int) -> None:
+        self._n_top = min(MAX_LOGPROBS, vocab_size)
+        self._results = Results(table.n_slots, self._n_top)
+        bytes_of_rows = table.rows.view(np.uint8).reshape(table.n_slots, -1)
+        self._native = _native.BatchSampler(
+            vocab_size, bytes_of_rows, table.history, self._results.native()
+        )
+
+    def sample(
+        self, logits: npt.NDArray[np.float32], rows: Seq[int], sequences: Seq[Sequence]
+    ) -> list[Choice]:
+        """The next token of each of ``sequences`` by its row of ``logits``."""
+        if not sequences:
+            return []
+        starts, ids, bias = self._bias(sequences)
+        slots = np.array([sequence.slot for sequence in sequences], np.int32)
+        self._native.sample(logits, np.array(rows, np.int32), slots, starts, ids, bias)
+        n = len(sequences)
+        results = self._results
+        columns = zip(
+            sequences, results.tokens[:n].tolist(), results.status[:n].tolist(),
+            results.logprobs[:n].tolist(), strict=True,
+        )  # fmt: skip
+        choices = [Choice(*column, None) for column in columns]
+        for i, choice in enumerate(choices):
+            n_top = choice.sequence.group.params.logprobs
+            if n_top is not None and choice.status == 0:
+                choice.logprobs = results.logprobs_of(i, n_top)
+        return choices
+
+    def score(
+        self, logits: npt.NDArray[np.float32], first_row: int, tokens: npt.NDArray[np.int32],
+        n_top: int,
+    ) -> Results:  # fmt: skip
+        """How probable each of ``tokens`` was by the rows of ``logits`` from ``first_row``."""
+        results = Results(len(tokens), min(n_top, self._n_top))
+        self._native.score(logits, first_row, tokens, n_top, results.native())
+        return results
+
+    @staticmethod
+    def _bias(
+        sequences: Seq[Sequence],
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """What to add to the logits of each sequence, as one list with its starts."""
+        starts = np.zeros(len(sequences) + 1, np.int32)
+        entries = [sequence.bias for sequence in sequences]
+        if not any(len(ids) for ids, _ in entries):
+            return starts, _NO_IDS, _NO_BIAS
+        np.cumsum([len(ids) for ids, _ in entries], out=starts[1:])
+        return (
+            starts,
+            np.concatenate([i for i, _ in entries]),
+            np.concatenate([b for _, b in entries]),
+        )

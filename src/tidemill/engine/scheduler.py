@@ -1,0 +1,249 @@
+"""What runs in the next step: token-budget continuous batching over paged KV.
+
+A step first gives every running sequence that has a single token to compute (a decode) its row,
+then fills the budget with prompt chunks of running sequences, then admits waiting ones, in order
+of priority and arrival. Since every decode takes part in every step, and a step in which others
+decode holds at most ``max_prefill_tokens`` prompt tokens, the time between two tokens of a
+sequence is bounded by that of one such step, however long the prompts are that arrive.
+
+KV memory: a sequence gets the blocks of all its known tokens when it is admitted; only decodes
+need more later. Where none is left, the last sequence in order gives its blocks up and waits to
+be computed again ("preemption by recomputation"): it keeps its tokens and often finds its own
+blocks in the prefix cache. Two rules keep that rare and bounded. Admission leaves room for the
+growth to expect of what runs: a share of what it may still generate, which rises with each
+preemption and falls slowly without. And a sequence that has been preempted ``max_preemptions``
+times comes back only when all the blocks it can ever need are free, which are then its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from operator import attrgetter
+
+from tidemill.engine.kv_blocks import KVBlocks
+from tidemill.engine.sequence import Sequence
+from tidemill.engine.table import SequenceTable, Span
+
+_ORDER = attrgetter("order")
+
+GROWTH_AT_START = 0.3  # share of the tokens still allowed that a sequence is expected to generate
+GROWTH_LEAST = 0.05
+GROWTH_RISE = 0.2  # per preemption
+GROWTH_FALL = 0.998  # factor per step
+LOOKAHEAD = 1024  # tokens ahead that the estimate cares about
+
+
+class Scheduler:
+    """Owns the order of sequences, their slots and their blocks; knows nothing of tokens."""
+
+    def __init__(
+        self, kv: KVBlocks, table: SequenceTable, *, max_batch_tokens: int,
+        max_prefill_tokens: int, max_logit_rows: int, max_preemptions: int,
+        prefix_caching: bool, model_id: str,
+    ) -> None:  # fmt: skip
+        self.kv = kv
+        self.table = table
+        self.max_batch_tokens = max_batch_tokens
+        self.max_prefill_tokens = max_prefill_tokens
+        self.max_logit_rows = max_logit_rows
+        self.max_preemptions = max_preemptions
+        self.prefix_caching = prefix_caching
+        self.model_id = model_id
+        self.running: list[Sequence] = []  # both in order
+        self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self._growth = GROWTH_AT_START
+
+    def add(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_ORDER)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget ``sequence`` in whatever state, and free what it holds."""
+        if sequence.slot >= 0:
+            self._stop(sequence)
+        else:
+            _discard(self.waiting, sequence)
+
+    def schedule(self) -> list[Span]:
+        """The spans of the next step; empty if nothing can run."""
+        self._make_way()
+        preemptions = self.preemptions
+        spans = self._decodes()
+        budget = self.max_batch_tokens - len(spans)
+        if spans:
+            budget = min(budget, self.max_prefill_tokens)
+        rows = self.max_logit_rows - len(spans)
+        for sequence in self.running:
+            if len(sequence.tokens) - sequence.computed > 1 and budget > 0:
+                n, rows = self._chunk(sequence, budget, rows)
+                budget -= n
+                if n:
+                    spans.append(Span(sequence, n))
+        if self.preemptions == preemptions:
+            self._growth = max(self._growth * GROWTH_FALL, GROWTH_LEAST)
+            while budget > 0 and rows > 0 and self.waiting and self._admit(self.waiting[0]):
+                sequence = self.waiting.pop(0)
+                insort(self.running, sequence, key=_ORDER)
+                n, rows = self._chunk(sequence, budget, rows)
+                budget -= n
+                spans.append(Span(sequence, n))
+        return spans
+
+    def commit(self, sequence: Sequence, n: int) -> None:
+        """``n`` more tokens of ``sequence`` are computed: its full blocks can be shared now."""
+        size = self.kv.block_size
+        first = sequence.computed // size
+        sequence.computed += n
+        last = sequence.computed // size
+        if self.prefix_caching and last > first:
+            hashes = sequence.hash_blocks(last, size, self.model_id)
+            for i in range(first, last):
+                self.kv.commit(sequence.blocks[i], hashes[i])
+
+    def fork(self, parent: Sequence, child: Sequence) -> tuple[int, int] | None:
+        """Start ``child``, which has the same tokens, on the blocks of ``parent``, whose prompt
+        is computed. Gives the (source, destination) of a partial last block to copy, if any.
+        Where there is no room the child waits and is computed on its own: its ``slot`` tells.
+        """
+        size = self.kv.block_size
+        full, partial = divmod(parent.computed, size)
+        child.hashes = parent.hashes[:]
+        no_room = not self.table.free_slots or (partial and not self.kv.available)
+        if no_room or not self.max_preemptions:  # then it may only start with all that it needs
+            self.add(child)
+            return None
+        child.blocks = parent.blocks[:full]
+        self.kv.share(child.blocks)
+        child.computed = parent.computed
+        copy = None
+        if partial:
+            child.blocks.append(self.kv.allocate())
+            copy = (parent.blocks[full], child.blocks[full])
+        self.table.enter(child)
+        insort(self.running, child, key=_ORDER)
+        return copy
+
+    def _decodes(self) -> list[Span]:
+        spans: list[Span] = []
+        size = self.kv.block_size
+        i = 0
+        while i < len(self.running):  # preempting shortens the list behind i
+            sequence = self.running[i]
+            length = len(sequence.tokens)
+            if length - sequence.computed == 1 and (
+                length <= len(sequence.blocks) * size or self._grow(sequence)
+            ):
+                spans.append(Span(sequence, 1))
+            if sequence.slot >= 0:
+                i += 1
+        return spans
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Give ``sequence`` one more block, at the cost of those after it; False if it was the
+        last one itself, which then waits."""
+        while not self.kv.available:
+            victim = next(s for s in reversed(self.running) if not s.reserved)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self.table.add_block(sequence, self.kv.allocate())
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        self._stop(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        self._growth = min(self._growth + GROWTH_RISE, 1.0)
+        victim.computed = 0
+        if not victim.group.prompt_done:
+            victim.group.prompt_logprobs.clear()
+        self.add(victim)
+
+    def _stop(self, sequence: Sequence) -> None:
+        _discard(self.running, sequence)
+        self.table.leave(sequence)
+        self.kv.release(sequence.blocks)
+        sequence.blocks = []
+
+    def _chunk(self, sequence: Sequence, budget: int, rows: int) -> tuple[int, int]:
+        """How many tokens of ``sequence`` to compute, and the logit rows that remain."""
+        pending = len(sequence.tokens) - sequence.computed
+        n = min(pending, budget)
+        if sequence.wants_prompt_logprobs:
+            n = min(n, rows)
+            return n, rows - n
+        if n < pending:
+            return n, rows
+        return (n, rows - 1) if rows else (n - 1, 0)
+
+    def _make_way(self) -> None:
+        """Preempt less urgent sequences for a more urgent one that waits, if that lets it run."""
+        if not self.waiting or not self.running:
+            return
+        head = self.waiting[0]
+        priority = head.order[0]
+        if self.running[-1].order[0] <= priority:
+            return
+        victims = [s for s in self.running if s.order[0] > priority and not s.reserved]
+        others = [s for s in self.running if s.order[0] <= priority or s.reserved]
+        hit, fresh = self._demand(head)
+        if self.table.free_slots and self._fits(head, hit, fresh, self.running):
+            return
+        gain = sum(len(s.blocks) for s in victims)
+        if victims and self._fits(head, hit, fresh, others, gain):
+            while not (self.table.free_slots and self._fits(head, hit, fresh, self.running)):
+                if not victims:
+                    return  # blocks that the victims share with others were counted as a gain
+                self._preempt(victims.pop())
+                hit, fresh = self._demand(head)
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start ``sequence`` if there is a slot, and KV for it and the growth of the others."""
+        if not self.table.free_slots:
+            return False
+        hit, fresh = self._demand(sequence)
+        if not self._fits(sequence, hit, fresh, self.running):
+            return False
+        self.kv.share(hit)
+        sequence.blocks = hit + [self.kv.allocate() for _ in range(fresh)]
+        sequence.computed = len(hit) * self.kv.block_size
+        sequence.reserved = sequence.preemptions >= self.max_preemptions
+        if not sequence.group.prompt_done:
+            sequence.group.cached_tokens = sequence.computed
+        self.table.enter(sequence)
+        return True
+
+    def _demand(self, sequence: Sequence) -> tuple[list[int], int]:
+        """The cached blocks that ``sequence`` can start on, and how many more it needs."""
+        size = self.kv.block_size
+        hit: list[int] = []
+        if self.prefix_caching and not sequence.wants_prompt_logprobs:
+            # The last token is always computed, since its logits are needed.
+            full = (len(sequence.tokens) - 1) // size
+            hit = self.kv.match(sequence.hash_blocks(full, size, self.model_id))
+        every = sequence.preemptions >= self.max_preemptions
+        length = sequence.limit if every else len(sequence.tokens)
+        return hit, -(-length // size) - len(hit)
+
+    def _fits(
+        self, sequence: Sequence, hit: list[int], fresh: int, beside: list[Sequence], gain: int = 0
+    ) -> bool:
+        """Whether there are blocks for ``sequence`` beside others and what they will need."""
+        growth = self._expected_growth([*beside, sequence]) if beside else 0
+        return fresh + self.kv.unowned(hit) + growth <= self.kv.available + gain
+
+    def _expected_growth(self, sequences: list[Sequence]) -> int:
+        """Blocks that ``sequences`` are expected to need beyond those of their known tokens."""
+        tokens = 0
+        for sequence in sequences:
+            if not sequence.reserved:
+                group = sequence.group
+                copies = 1 if group.prompt_done else group.params.n_samples
+                tokens += copies * min(sequence.limit - len(sequence.tokens), LOOKAHEAD)
+        return int(self._growth * tokens / self.kv.block_size)
+
+
+def _discard(ordered: list[Sequence], sequence: Sequence) -> None:
+    i = bisect_left(ordered, sequence.order, key=_ORDER)
+    if i < len(ordered) and ordered[i] is sequence:
+        del ordered[i]

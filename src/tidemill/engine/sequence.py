@@ -1,0 +1,125 @@
+"""The state of requests inside the engine: a group per request, a sequence per sample."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.engine.base import Event, Request, TokenLogprob
+from tidemill.engine.kv_blocks import block_hash, root_hash
+from tidemill.engine.output import OutputText
+
+Order = tuple[int, int, int]
+
+
+class Group:
+    """One request: what its samples share.
+
+    ``order`` sorts requests by priority, then arrival. ``limit`` is how many tokens, with the
+    prompt, a sample may come to. ``eos_ids`` and ``stop_ids`` end a sample;
+    ``bias_ids`` and ``bias`` are added to its logits, ``early_ids`` and ``early_bias`` until it
+    has min_tokens (they also forbid what would end it). ``held`` keeps the events of samples
+    whose ranking is not known before all are done (best_of); None where events go out at once.
+    """
+
+    __slots__ = (
+        "arrival", "bias", "bias_ids", "cached_tokens", "closed", "early_bias", "early_ids",
+        "eos_ids", "held", "limit", "order", "params", "prompt", "prompt_done",
+        "prompt_logprobs", "request", "samples", "seed", "started", "stop_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self, request: Request, prompt: array[int], order: tuple[int, int], limit: int, seed: int,
+        eos_ids: frozenset[int], arrival: float,
+    ) -> None:  # fmt: skip
+        params = request.params
+        self.request = request
+        self.params = params
+        self.prompt = prompt
+        self.order = order
+        self.limit = limit
+        self.seed = seed
+        self.arrival = arrival
+        self.started = False
+        self.closed = False
+        self.prompt_done = False
+        self.cached_tokens = 0
+        self.prompt_logprobs: list[tuple[TokenLogprob, ...] | None] = []
+        self.samples: list[Sequence] = []
+        self.held: list[list[Event]] | None = (
+            [[] for _ in range(params.n_samples)] if params.ranks_samples else None
+        )
+        self.eos_ids = frozenset() if params.ignore_eos else eos_ids
+        self.stop_ids = frozenset(params.stop_token_ids)
+        self.bias_ids = np.array(list(params.logit_bias), np.int32)
+        self.bias = np.array(list(params.logit_bias.values()), np.float32)
+        ends = np.array(sorted(self.eos_ids | self.stop_ids) if params.min_tokens else [], np.int32)
+        self.early_ids = np.concatenate((self.bias_ids, ends))
+        self.early_bias = np.concatenate((self.bias, np.full(len(ends), -np.inf, np.float32)))
+
+
+class Sequence:
+    """One sample: the prompt and what has been generated, and where its KV is.
+
+    tokens: prompt, then output. computed: how many of them have their KV in ``blocks``.
+    limit: its group's. hashes: the names of its full blocks, as far as known.
+    slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
+    it can ever need, so it is never preempted.
+    """
+
+    __slots__ = (
+        "blocks", "computed", "cumulative_logprob", "finished", "group", "hashes", "index",
+        "limit", "n_prompt", "order", "preemptions", "reserved", "slot", "text", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, group: Group, index: int, text: OutputText | None) -> None:
+        self.group = group
+        self.index = index
+        self.order: Order = (*group.order, index)
+        self.tokens = group.prompt[:]
+        self.n_prompt = len(self.tokens)
+        self.limit = group.limit
+        self.text = text
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []
+        self.computed = 0
+        self.slot = -1
+        self.preemptions = 0
+        self.reserved = False
+        self.cumulative_logprob = 0.0
+        self.finished = False
+
+    @property
+    def n_output(self) -> int:
+        return len(self.tokens) - self.n_prompt
+
+    @property
+    def may_grow(self) -> bool:
+        return len(self.tokens) < self.limit
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the logits of all its prompt tokens are still to be reported."""
+        group = self.group
+        return (
+            group.params.prompt_logprobs is not None and not group.prompt_done and self.index == 0
+        )
+
+    @property
+    def bias(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Token ids and what to add to their logits for the next token."""
+        group = self.group
+        if self.n_output < group.params.min_tokens:
+            return group.early_ids, group.early_bias
+        return group.bias_ids, group.bias
+
+    def hash_blocks(self, n: int, block_size: int, model_id: str) -> list[bytes]:
+        """The names of its first ``n`` blocks, all of which must be full of known tokens."""
+        hashes = self.hashes
+        while len(hashes) < n:
+            start = len(hashes) * block_size
+            parent = hashes[-1] if hashes else root_hash(model_id, self.group.request.salt)
+            hashes.append(block_hash(parent, self.tokens[start : start + block_size].tobytes()))
+        return hashes[:n]

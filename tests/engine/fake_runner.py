@@ -1,0 +1,139 @@
+"""A runner whose "KV" is the tokens themselves, so that any mix-up of blocks gives wrong tokens.
+
+The logits of a position are a fixed random row picked by a checksum of all tokens up to it, as
+read back from the blocks of the block table: a block that was overwritten, never written, or
+belongs to another sequence changes every token from there on.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.backends.base import Batch, KVCacheSpec
+
+UNWRITTEN = -7
+
+
+class FakeRunner:
+    """``poison`` raises in forward() for a batch with that token; ``nan_after`` gives NaN logits
+    for rows of that token; ``fail_next`` makes the next so many calls raise whatever is in them."""
+
+    def __init__(
+        self,
+        n_blocks: int = 64,
+        block_size: int = 4,
+        vocab_size: int = 40,
+        max_batch_tokens: int = 64,
+        max_logit_rows: int = 32,
+        *,
+        poison: int | None = None,
+        nan_after: int | None = None,
+    ) -> None:
+        self.kv = KVCacheSpec(n_blocks, block_size)
+        self.vocab_size = vocab_size
+        self.max_batch_tokens = max_batch_tokens
+        self.max_logit_rows = max_logit_rows
+        self.poison = poison
+        self.nan_after = nan_after
+        self.fail_next = 0
+        self.fail_copies = False
+        self.batches: list[Batch] = []
+        self.keep_batches = False
+        self.steps = 0
+        self.tokens_computed = 0
+        self._blocks = np.full((n_blocks, block_size), UNWRITTEN, np.int32)
+        self._rows = np.random.default_rng(7).standard_normal((8192, vocab_size), np.float32) * 3
+
+    def logits_after(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The model itself: float32 (vocab_size,) after ``tokens``."""
+        return self._rows[zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % len(self._rows)]
+
+    def greedy(
+        self, prompt: Sequence[int], n: int, stop: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """The true greedy continuation of ``prompt``."""
+        tokens = list(prompt)
+        for _ in range(n):
+            tokens.append(int(np.argmax(self.logits_after(tokens))))
+            if tokens[-1] in stop:
+                break
+        return tokens[len(prompt) :]
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        self._check(batch)
+        self.steps += 1
+        if self.keep_batches:
+            self.batches.append(batch)
+        if self.fail_next:
+            self.fail_next -= 1
+            raise RuntimeError("the device is busy")
+        if self.poison is not None and self.poison in batch.tokens:
+            raise RuntimeError("a poisoned token")
+        self.tokens_computed += len(batch.tokens)
+        size = self.kv.block_size
+        contents = []
+        starts = batch.query_starts
+        for s in range(len(starts) - 1):
+            rows = slice(starts[s], starts[s + 1])
+            positions = batch.positions[rows]
+            self._blocks[batch.block_tables[s, positions // size], positions % size] = batch.tokens[
+                rows
+            ]
+        for s in range(len(starts) - 1):
+            n_blocks = -(-int(batch.context_lens[s]) // size)
+            contents.append(self._blocks[batch.block_tables[s, :n_blocks]].reshape(-1))
+        logits = np.empty((len(batch.logit_rows), self.vocab_size), np.float32)
+        for i, row in enumerate(batch.logit_rows):
+            s = int(np.searchsorted(starts, row, side="right")) - 1
+            logits[i] = self.logits_after(contents[s][: batch.positions[row] + 1])
+            if self.nan_after is not None and batch.tokens[row] == self.nan_after:
+                logits[i, 3] = np.nan
+        return logits
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if self.fail_copies:
+            raise RuntimeError("no copying today")
+        for source, destination in pairs:
+            assert source != destination
+            self._blocks[destination] = self._blocks[source]
+
+    def close(self) -> None:
+        pass
+
+    def _check(self, batch: Batch) -> None:
+        """The contract of Batch, word for word."""
+        n, n_sequences = len(batch.tokens), len(batch.context_lens)
+        for array in (
+            batch.tokens, batch.positions, batch.query_starts, batch.context_lens,
+            batch.block_tables, batch.logit_rows,
+        ):  # fmt: skip
+            assert array.dtype == np.int32
+        assert 1 <= n <= self.max_batch_tokens
+        assert len(batch.positions) == n
+        assert len(batch.logit_rows) <= self.max_logit_rows
+        assert batch.query_starts.shape == (n_sequences + 1,)
+        assert batch.query_starts[0] == 0
+        assert batch.query_starts[-1] == n
+        assert len(set(batch.logit_rows.tolist())) == len(batch.logit_rows)
+        assert all(0 <= row < n for row in batch.logit_rows)
+        assert all(0 <= token < self.vocab_size for token in batch.tokens)
+        written: list[int] = []
+        read: set[int] = set()
+        for s in range(n_sequences):
+            start, end = int(batch.query_starts[s]), int(batch.query_starts[s + 1])
+            assert end > start
+            context = int(batch.context_lens[s])
+            expected = list(range(context - (end - start), context))
+            assert batch.positions[start:end].tolist() == expected
+            table = batch.block_tables[s, : -(-context // self.kv.block_size)].tolist()
+            assert all(0 <= block < self.kv.n_blocks for block in table)
+            assert len(set(table)) == len(table)
+            first = expected[0] // self.kv.block_size
+            written += table[first:]
+            read |= set(table[:first])
+        assert len(set(written)) == len(written), "two sequences write one block"
+        assert not read & set(written), "a sequence writes a block that another one reads"
