@@ -1,0 +1,240 @@
+"""``tidemill doctor``: what this machine has, what Tidemill makes of it, and what is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+# Extras of the package -> (what they are for, the packages that they bring)
+_EXTRAS = {"fsspec": ("models from s3:// and other fsspec URLs", ("fsspec", "s3fs"))}
+
+
+@click.command(short_help="Describe this machine and what is missing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.05, 30),
+    default=0.5,
+    show_default=True,
+    help="How long to measure memory bandwidth.",
+)
+def doctor(as_json: bool, seconds: float) -> None:
+    """Describe this machine, what Tidemill uses of it, and what to do about what is missing.
+
+    Memory bandwidth is measured now; the rest is read from the operating system. Exits with 1 if
+    something is wrong that keeps models from running.
+    """
+    report = examine(seconds)
+    if as_json:
+        import json
+
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report)
+    if any(finding["severity"] == "error" for finding in report["findings"]):
+        raise SystemExit(1)
+
+
+def examine(seconds: float) -> dict[str, Any]:
+    """Everything that ``doctor`` tells, as plain data."""
+    findings: list[dict[str, str]] = []
+    report: dict[str, Any] = {"version": _versions()}
+    try:
+        importlib.import_module("tidemill._native")
+        native = True
+    except ImportError as error:
+        native = False
+        findings.append(
+            _finding(
+                "error",
+                f"the native kernels cannot be loaded ({error})",
+                "reinstall: pip install --force-reinstall tidemill, or `make native` in a checkout",
+            )
+        )
+    from tidemill.hardware import core_budget, measure_bandwidth, memory_budget
+
+    report["cpu"] = _cpu(findings) if native else None
+    cores = core_budget()
+    report["cores"] = {
+        "logical": cores.online,
+        "allowed": cores.allowed,
+        "physical": cores.physical,
+        "quota": cores.quota,
+        "threads": cores.usable,
+        "why": cores.explain(),
+    }
+    memory = memory_budget()
+    report["memory"] = {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "bound_by": memory.explain(),
+        "cgroup_limit_bytes": memory.cgroup_limit,
+    }
+    if memory.available is not None and memory.available < 512 << 20:
+        findings.append(
+            _finding(
+                "warning",
+                f"only {memory.available >> 20} MiB of memory are available",
+                "close other programs, or raise the container's memory limit",
+            )
+        )
+    if native:
+        try:
+            measured = measure_bandwidth(seconds)
+            report["bandwidth"] = {
+                "bytes_per_second": measured.bytes_per_second,
+                "threads": measured.threads,
+                "working_set_bytes": measured.working_set,
+                "source": f"measured: streaming read for {seconds:g} s",
+            }
+        except MemoryError:
+            report["bandwidth"] = None
+    report["extras"] = _extras()
+    report["store"] = _store(findings)
+    report["findings"] = findings
+    return report
+
+
+def _versions() -> dict[str, str]:
+    import platform
+
+    import numpy
+
+    from tidemill import __version__
+
+    return {
+        "tidemill": __version__,
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "system": platform.platform(),
+    }
+
+
+def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from tidemill import _native
+    from tidemill.hardware import cpu_info
+
+    info = cpu_info()
+    kernels = _native.isa_name()
+    if kernels == "portable":
+        findings.append(
+            _finding(
+                "warning",
+                "the portable kernels are in use: many times slower than vector ones",
+                "unset TIDEMILL_ISA if it is set; otherwise this CPU (or virtual machine) lacks "
+                "AVX2 or NEON with dot products: choose another CPU type for the machine",
+            )
+        )
+    return {**asdict(info), "kernels": kernels}
+
+
+def _extras() -> list[dict[str, Any]]:
+    from importlib.util import find_spec
+
+    return [
+        {
+            "name": name,
+            "installed": all(find_spec(package) is not None for package in packages),
+            "for": purpose,
+            "get": f"pip install 'tidemill[{name}]'",
+        }
+        for name, (purpose, packages) in _EXTRAS.items()
+    ]
+
+
+def _store(findings: list[dict[str, str]]) -> dict[str, Any]:
+    import os
+    import shutil
+
+    from tidemill import store
+
+    home = store.home()
+    # The folder is made by the first download; until then its nearest existing parent counts.
+    existing = next(folder for folder in (home, *home.parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    writable = os.access(existing, os.W_OK)
+    if not writable:
+        findings.append(
+            _finding(
+                "warning",
+                f"the model store {home} cannot be written to",
+                "set TIDEMILL_HOME to a folder that can",
+            )
+        )
+    elif free < 1 << 30:
+        findings.append(
+            _finding(
+                "warning",
+                f"only {free >> 20} MiB are free where models are stored ({home})",
+                "remove models (`tidemill rm`), or set TIDEMILL_HOME to a larger disk",
+            )
+        )
+    return {
+        "home": str(home),
+        "free_bytes": free,
+        "writable": writable,
+        "offline": store.is_offline(),
+        "models": [
+            {"name": model.name, "bytes": model.bytes, "path": str(model.path)}
+            for model in store.list_models()
+        ],
+    }
+
+
+def _finding(severity: str, what: str, todo: str) -> dict[str, str]:
+    return {"severity": severity, "what": what, "do": todo}
+
+
+def _print(report: dict[str, Any]) -> None:
+    versions = report["version"]
+    _row("tidemill", f"{versions['tidemill']} (Python {versions['python']}, {versions['system']})")
+    cpu = report["cpu"]
+    if cpu is not None:
+        _row("CPU", f"{cpu['model']} ({cpu['architecture']}), {cpu['numa_nodes']} NUMA node(s)")
+        caches = [
+            f"L{c['level']}{c['kind'][0] if c['kind'] != 'unified' else ''} "
+            f"{c['count']} x {c['size'] >> 10} KiB"
+            for c in cpu["caches"]
+        ]
+        _row("caches", ", ".join(caches) or "unknown")
+        _row("features", " ".join(cpu["features"]) or "none known")
+        _row("kernels", cpu["kernels"])
+    _row("threads", report["cores"]["why"])
+    memory = report["memory"]
+    if memory["available_bytes"] is not None:
+        total = f" of {_gigabytes(memory['total_bytes'])}" if memory["total_bytes"] else ""
+        _row(
+            "memory",
+            f"{_gigabytes(memory['available_bytes'])} available{total} ({memory['bound_by']})",
+        )
+    bandwidth = report.get("bandwidth")
+    if bandwidth:
+        _row(
+            "bandwidth",
+            f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s over {bandwidth['threads']} thread(s) "
+            f"({bandwidth['source']})",
+        )
+    for extra in report["extras"]:
+        state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
+        _row(f"extra {extra['name']}", f"{state} (for {extra['for']})")
+    where = report["store"]
+    offline = ", offline" if where["offline"] else ""
+    _row("model store", f"{where['home']} ({_gigabytes(where['free_bytes'])} free{offline})")
+    names = [f"{m['name']} ({m['bytes'] / 1e6:.0f} MB)" for m in where["models"]]
+    _row("models", ", ".join(names) or "none yet: tidemill pull smollm2")
+    if not report["findings"]:
+        click.echo("\nNothing is missing.")
+    for finding in report["findings"]:
+        click.echo(f"\n{finding['severity']}: {finding['what']}\n  -> {finding['do']}")
+
+
+def _row(name: str, value: str) -> None:
+    click.echo(f"{name:<14} {value}")
+
+
+def _gigabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB"

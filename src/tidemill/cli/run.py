@@ -1,0 +1,111 @@
+"""``tidemill run``: one prompt, one streamed answer."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import (
+    ENGINE,
+    SAMPLING,
+    engine_options,
+    pick,
+    sampling_options,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from tidemill.llm import LLM, RequestOutput
+
+
+@click.command(short_help="Answer one prompt.")
+@click.argument("model")
+@click.argument("prompt", required=False)
+@click.option("-s", "--system", help="System message.")
+@click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object at the end, no streaming.")
+@click.option("--stats/--no-stats", default=None, help="Speed on stderr. [default: on a terminal]")
+@sampling_options
+@engine_options
+def run(
+    model: str,
+    prompt: str | None,
+    system: str | None,
+    raw: bool,
+    as_json: bool,
+    stats: bool | None,
+    **options: Any,
+) -> None:
+    """Answer one prompt with MODEL and stream the answer.
+
+    MODEL is a catalogue name (`tidemill list`), a .gguf file, a folder, hf://owner/repo,
+    pypi://package or a URL. Without PROMPT, or with `-`, the prompt is read from stdin.
+    The model's chat template is used if it has one, unless --raw.
+    """
+    text = _prompt_text(prompt)
+    if raw and system:
+        raise click.UsageError("--system needs a chat template; it cannot be used with --raw")
+
+    from time import monotonic
+
+    from tidemill.cli.answer import Answer, describe_speed
+    from tidemill.cli.progress import LoadProgress
+    from tidemill.engine.params import SamplingParams
+    from tidemill.llm import LLM
+
+    params = SamplingParams(**pick(options, SAMPLING))
+    started = monotonic()
+    quiet = options["quiet"]
+    with LoadProgress(model, quiet=quiet) as progress:
+        llm = LLM(
+            model,
+            **pick(options, ENGINE),
+            max_sequences=1,
+            offline=options["offline"] or None,
+            progress=progress.on_download,
+            on_stage=progress.on_stage,
+        )
+    loaded = monotonic()
+    with llm:
+        if not quiet:
+            print(llm.core.compiled.describe_threads(), file=sys.stderr)
+        stream = _stream(llm, text, system, raw, params)
+        # Its end drops the request, also when Ctrl-C or a closed pipe ends the loop.
+        with closing(stream):
+            answer = Answer(None if as_json else sys.stdout)
+            for delta in stream:
+                answer.add(delta)
+        answer.end()
+    if answer.error:
+        raise click.ClickException(answer.error)
+    summary = answer.summary()
+    if as_json:
+        import json
+
+        summary["timings"]["load_s"] = loaded - started
+        click.echo(json.dumps({"model": model, **summary}, ensure_ascii=False, indent=2))
+    elif stats or (stats is None and not quiet and sys.stderr.isatty()):
+        print(describe_speed(summary), file=sys.stderr)
+
+
+def _stream(
+    llm: LLM, text: str, system: str | None, raw: bool, params: Any
+) -> Generator[RequestOutput, None, None]:
+    if raw or (llm.core.template is None and not system):
+        return llm.stream(text, params)
+    messages = [{"role": "system", "content": system}] if system else []
+    return llm.stream_chat([*messages, {"role": "user", "content": text}], params)
+
+
+def _prompt_text(prompt: str | None) -> str:
+    if prompt is None or prompt == "-":
+        if sys.stdin.isatty():
+            print("Prompt (end with Ctrl-D):", file=sys.stderr)
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        raise click.UsageError("the prompt is empty; give it as an argument or on stdin")
+    return prompt

@@ -1,0 +1,190 @@
+"""What LLM and AsyncLLM have in common: a loaded model, and requests made from prompts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from tidemill.backends.base import KVDtype
+from tidemill.engine.base import Request
+from tidemill.engine.engine import Engine
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.driver import Driver
+from tidemill.llm.loading import (
+    BackendName,
+    CompiledModel,
+    OnStage,
+    compile_model,
+    open_model,
+    start_engine,
+)
+from tidemill.llm.outputs import OutputBuilder
+from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, prepare
+from tidemill.store.base import Progress
+from tidemill.text import ChatTemplate, encode_chat
+from tidemill.text.base import Tokenizer
+
+
+class LoadOptions(TypedDict, total=False):
+    """Keyword arguments of LLM and AsyncLLM.
+
+    max_context: most tokens of prompt and answer together (default: the model's, at most 8192).
+    threads: compute threads (default: the cores that this process may use). kv_dtype: how the KV
+    cache is stored. kv_memory: its size in bytes (default: a quarter of the free memory, at most
+    4 GiB, at least one full context). backend: "cpu", or "reference" for plain NumPy.
+    max_sequences: most sequences computed at once. max_batch_tokens: token budget of a step.
+    max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
+    offline: never use the network. progress, on_stage: callbacks while downloading and loading.
+    """
+
+    max_context: int | None
+    threads: int | None
+    kv_dtype: KVDtype
+    kv_memory: int | None
+    backend: BackendName
+    max_sequences: int
+    max_batch_tokens: int
+    max_waiting: int
+    prefix_caching: bool
+    offline: bool | None
+    progress: Progress | None
+    on_stage: OnStage | None
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A request ready to be submitted, and where its events will be gathered."""
+
+    request: Request
+    builder: OutputBuilder
+
+
+class Core:
+    """A loaded model with its engine: prompts in, requests out.
+
+    Closing frees KV memory, weights and threads.
+    """
+
+    def __init__(self, compiled: CompiledModel, engine: Engine) -> None:
+        self.compiled = compiled
+        self.driver = Driver(engine)
+        self.tokenizer: Tokenizer = compiled.opened.tokenizer
+        source = self.tokenizer.chat_template
+        self.template = ChatTemplate(source) if source else None
+        self._ids = itertools.count()
+        self._closed = False
+
+    @staticmethod
+    def load(model: str, options: LoadOptions, *, max_waiting: int) -> Core:
+        on_stage = options.get("on_stage")
+        max_sequences = options.get("max_sequences", 64)
+        opened = open_model(
+            model,
+            max_context=options.get("max_context"),
+            offline=options.get("offline"),
+            progress=options.get("progress"),
+            on_stage=on_stage,
+        )
+        compiled = compile_model(
+            opened,
+            backend=options.get("backend", "cpu"),
+            threads=options.get("threads"),
+            kv_dtype=options.get("kv_dtype", "f16"),
+            kv_memory=options.get("kv_memory"),
+            max_sequences=max_sequences,
+            max_batch_tokens=options.get("max_batch_tokens", 512),
+            on_stage=on_stage,
+        )
+        engine = start_engine(
+            compiled,
+            max_sequences=max_sequences,
+            max_waiting=options.get("max_waiting", max_waiting),
+            prefix_caching=options.get("prefix_caching", True),
+        )
+        return Core(compiled, engine)
+
+    @property
+    def max_context(self) -> int:
+        return self.compiled.opened.max_context
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("this model has been closed")
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.compiled.runner.close()
+
+    def prepare(
+        self,
+        prompt: Prompt | PreparedPrompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Prepared:
+        """A request for the engine, whose checks come when it is submitted.
+
+        ``request_id`` is the caller's name for it and need not be unique: the engine gets one of
+        our own, so that dropping one request can never hit another.
+        """
+        arrival = self.driver.clock()
+        if not isinstance(prompt, PreparedPrompt):
+            prompt = prepare(prompt, self.tokenizer)
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be a SamplingParams, not {params!r}")
+        request = Request(
+            id=str(next(self._ids)),
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            priority=priority,
+            salt=salt,
+        )
+        builder = OutputBuilder(
+            request.id if request_id is None else request_id,
+            prompt.text,
+            prompt.token_ids,
+            params,
+            self.tokenizer,
+            arrival,
+        )
+        return Prepared(request, builder)
+
+    def submit(self, prepared: Prepared) -> None:
+        """Queue a request. Raises RequestError (a ValueError) if it can never be served,
+        QueueFullError if too many wait."""
+        self.driver.submit(prepared.request, prepared.builder.push)
+
+    def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> PreparedPrompt:
+        """A conversation as the model's chat template writes it, tokenised.
+
+        Nothing is added to what the template writes: where it has a BOS, there is one, and only
+        one. Raises ValueError if the model has no template and none is given.
+        """
+        template = ChatTemplate(chat_template) if chat_template else self.template
+        if template is None:
+            raise ValueError(
+                f"{self.compiled.opened.name} has no chat template; give one (chat_template), or "
+                "use it as a plain text model (generate; on the command line --raw)"
+            )
+        text, ids = encode_chat(
+            self.tokenizer,
+            template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **(template_options or {}),
+        )
+        return PreparedPrompt(text, tuple(ids))

@@ -1,0 +1,215 @@
+"""``LLM``: prompts in, finished answers out; several prompts run as one batch."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Unpack
+
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.core import Core, LoadOptions, Prepared
+from tidemill.llm.outputs import RequestOutput
+from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, as_conversations, as_list
+from tidemill.text.base import Tokenizer
+
+_OFFLINE_QUEUE = 1 << 20
+
+
+class LLM:
+    """A model in this process.
+
+    >>> with LLM("smollm2") as llm:
+    ...     for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=16)):
+    ...         print(output.outputs[0].text)
+
+    ``model`` is a path, ``hf://owner/repo``, ``pypi://package``, a URL or a catalogue name; the
+    keyword arguments are those of ``LoadOptions``. Memory is checked before anything is
+    allocated: InsufficientMemoryError shows the sum. May be used from several threads.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Unpack[LoadOptions]) -> None:
+        self._core = Core.load(model, options, max_waiting=_OFFLINE_QUEUE)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._core.tokenizer
+
+    @property
+    def core(self) -> Core:
+        """The loaded model behind this: configuration, memory plan, engine."""
+        return self._core
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; the outputs are in the order of the prompts.
+
+        A prompt is a string, {"prompt": str} or {"prompt_token_ids": [...]}. One SamplingParams
+        is for all prompts, a list has one for each. Raises ValueError for anything invalid in
+        any prompt or parameter, before anything runs. A request that fails later does
+        not take the others with it: its output says so in ``error`` and in its finish_reason.
+        On KeyboardInterrupt the requests are dropped, and the LLM can be used again.
+        """
+        return self._run(as_list(prompts), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of conversations, as ``generate`` does.
+
+        A message is {"role": ..., "content": ...}. ``chat_template`` (Jinja) replaces the model's.
+        """
+        prompts = [
+            self._core.render_chat(
+                conversation,
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+            )
+            for conversation in as_conversations(messages)
+        ]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | PreparedPrompt, sampling_params: SamplingParams | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Continue one prompt and yield what is new after each step.
+
+        Each RequestOutput has only the outputs with news, with their new text and tokens; the
+        last one has ``finished`` set. Iterating raises ValueError for invalid input. Closing the
+        iterator drops the request.
+        """
+        self._core.check_open()
+        prepared = self._core.prepare(prompt, sampling_params or SamplingParams())
+        self._core.submit(prepared)
+        try:
+            while not prepared.builder.finished:
+                self._step()
+                with self._core.driver.lock:  # another thread's step may be adding to it
+                    delta = prepared.builder.delta()
+                if delta.outputs or delta.finished:
+                    yield delta
+        finally:
+            self._drop([prepared])
+
+    def stream_chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+    ) -> Generator[RequestOutput, None, None]:
+        """Answer one conversation as ``stream`` does. Raises ValueError if it has no template."""
+        self._core.check_open()
+        prompt = self._core.render_chat(messages, tools=tools, chat_template=chat_template)
+        return self.stream(prompt, sampling_params)
+
+    def close(self) -> None:
+        """Free the model's memory and threads; idempotent."""
+        self._core.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt | PreparedPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        self._core.check_open()
+        params = _per_prompt(sampling_params, len(prompts))
+        requests = [
+            self._core.prepare(prompt, p) for prompt, p in zip(prompts, params, strict=True)
+        ]
+        try:
+            for request in requests:
+                self._core.submit(request)
+            with _progress_bar(len(requests), use_tqdm) as advance:
+                running = requests
+                while running:
+                    self._step()
+                    still = [r for r in running if not r.builder.finished]
+                    advance(len(running) - len(still))
+                    running = still
+        except BaseException:
+            self._drop(requests)
+            raise
+        return [request.builder.snapshot() for request in requests]
+
+    def _step(self) -> None:
+        with _interrupts_held():
+            self._core.driver.step()
+
+    def _drop(self, requests: Sequence[Prepared]) -> None:
+        for prepared in requests:
+            if not prepared.builder.finished:
+                self._core.driver.abort(prepared.request.id)
+
+
+def _per_prompt(
+    params: SamplingParams | Sequence[SamplingParams] | None, n_prompts: int
+) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams()] * n_prompts
+    if isinstance(params, SamplingParams):
+        return [params] * n_prompts
+    each = list(params)
+    if len(each) != n_prompts:
+        raise ValueError(f"{len(each)} sampling_params for {n_prompts} prompts")
+    return each
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Let Ctrl-C wait until the block is done: a step that is torn apart in the middle would
+    leave the engine's books wrong."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread is ever interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before):
+        yield  # ignored or not Python's: nothing would be raised here
+        return
+    held: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda _, frame: held.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        before(signal.SIGINT, held[0])
+
+
+@contextmanager
+def _progress_bar(total: int, wanted: bool) -> Iterator[Any]:
+    if not wanted:
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc="Prompts", unit="prompt", dynamic_ncols=True) as bar:
+        yield bar.update

@@ -1,0 +1,203 @@
+"""From a model name to a running engine: find, open, plan the memory, compile."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Runner
+from tidemill.engine.base import EngineConfig
+from tidemill.engine.engine import Engine
+from tidemill.hardware import CoreBudget, available_memory, core_budget
+from tidemill.llm.memory import SizedCache, default_context, size_cache
+from tidemill.models import Model, load_model
+from tidemill.store import resolve
+from tidemill.store.base import Progress
+from tidemill.text import load_tokenizer
+from tidemill.text.base import Tokenizer
+from tidemill.weights import open_checkpoint
+from tidemill.weights.base import Checkpoint
+
+log = logging.getLogger("tidemill")
+
+BackendName = Literal["cpu", "reference"]
+Stage = Literal["open", "tokenizer", "compile", "ready"]
+OnStage = Callable[[Stage], None]
+
+
+class Backend(Protocol):
+    """What the module ``tidemill.backends.<name>`` has."""
+
+    def plan(
+        self,
+        model: Model,
+        *,
+        kv: KVCacheSpec,
+        max_batch_tokens: int,
+        max_logit_rows: int,
+        threads: int,
+    ) -> MemoryPlan: ...
+
+    def compile(
+        self,
+        model: Model,
+        *,
+        kv: KVCacheSpec,
+        max_batch_tokens: int,
+        max_logit_rows: int,
+        threads: int,
+    ) -> Runner: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model found and described, with nothing of its weights read yet.
+
+    ``max_context``: tokens of prompt and answer together that will be served.
+    """
+
+    name: str
+    path: Path
+    checkpoint: Checkpoint
+    model: Model
+    tokenizer: Tokenizer
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """An open model with the runner that computes it, and what was decided for it."""
+
+    opened: OpenModel
+    runner: Runner
+    cache: SizedCache
+    threads: int
+    cores: CoreBudget
+    """The cores found on this machine; ``threads`` is their ``usable`` unless given."""
+
+    def describe_threads(self) -> str:
+        """The line that is shown at start: how many threads, and why."""
+        if self.threads == self.cores.usable:
+            return f"threads: {self.cores.explain()}"
+        return f"threads: {self.threads} as asked for (usable cores: {self.cores.explain()})"
+
+
+def open_model(
+    name: str,
+    *,
+    max_context: int | None = None,
+    offline: bool | None = None,
+    progress: Progress | None = None,
+    on_stage: OnStage | None = None,
+) -> OpenModel:
+    """Find a model by name (downloading it if need be) and read its description.
+
+    Raises StoreError if it cannot be found or fetched, CheckpointError if it is damaged or of an
+    unsupported kind, ValueError if ``max_context`` is more than it was trained for.
+    """
+    path = resolve(name, offline=offline, progress=progress)
+    _tell(on_stage, "open")
+    checkpoint = open_checkpoint(path)
+    model = load_model(checkpoint)
+    trained = model.config.context_length
+    if max_context is not None and not 2 <= max_context <= trained:
+        raise ValueError(
+            f"a context of {max_context} tokens is not possible: {name} was trained for {trained} "
+            "tokens (and at least 2 are needed)"
+        )
+    context = default_context(trained) if max_context is None else max_context
+    if context != trained:  # some architectures choose their rotary embedding by the context
+        model = load_model(checkpoint, max_context=context)
+    _tell(on_stage, "tokenizer")
+    tokenizer = load_tokenizer(checkpoint)
+    return OpenModel(name, path, checkpoint, model, tokenizer, context)
+
+
+def backend_named(name: str) -> Backend:
+    """The backend of that name. Raises ValueError if there is none."""
+    if name not in ("cpu", "reference"):
+        raise ValueError(f"no backend is called {name!r}; there are 'cpu' and 'reference'")
+    return cast("Backend", importlib.import_module(f"tidemill.backends.{name}"))
+
+
+def compile_model(
+    opened: OpenModel,
+    *,
+    backend: str = "cpu",
+    threads: int | None = None,
+    kv_dtype: KVDtype = "f16",
+    kv_memory: int | None = None,
+    max_sequences: int = 64,
+    max_batch_tokens: int = 512,
+    max_logit_rows: int | None = None,
+    on_stage: OnStage | None = None,
+) -> CompiledModel:
+    """Plan the memory, refuse if it does not fit, and only then pack weights and allocate.
+
+    ``kv_memory`` is the size of the KV cache in bytes; ``max_logit_rows`` defaults to one row per
+    sequence. Raises InsufficientMemoryError, ValueError.
+    """
+    chosen = backend_named(backend)
+    cores = core_budget()
+    threads = cores.usable if threads is None else threads
+    for what, value in (
+        ("threads", threads),
+        ("max_sequences", max_sequences),
+        ("max_batch_tokens", max_batch_tokens),
+    ):
+        if value < 1:
+            raise ValueError(f"{what} must be at least 1, not {value}")
+    limits = {
+        "max_batch_tokens": max(max_batch_tokens, max_sequences),
+        "max_logit_rows": max_logit_rows or max_sequences,
+        "threads": threads,
+    }
+    cache = size_cache(
+        lambda kv: chosen.plan(opened.model, kv=kv, **limits),
+        max_context=opened.max_context,
+        max_sequences=max_sequences,
+        kv_dtype=kv_dtype,
+        kv_memory=kv_memory,
+        available=available_memory(),
+    )
+    _tell(on_stage, "compile")
+    runner = chosen.compile(opened.model, kv=cache.kv, **limits)
+    _tell(on_stage, "ready")
+    compiled = CompiledModel(opened, runner, cache, threads, cores)
+    log.info(
+        "%s: context %d, %d KV blocks of %d tokens, %d MiB planned; %s",
+        opened.name,
+        opened.max_context,
+        cache.kv.n_blocks,
+        cache.kv.block_size,
+        cache.plan.total >> 20,
+        compiled.describe_threads(),
+    )
+    return compiled
+
+
+def start_engine(
+    compiled: CompiledModel, *, max_sequences: int, max_waiting: int, prefix_caching: bool
+) -> Engine:
+    """The engine over a compiled model."""
+    runner = compiled.runner
+    return Engine(
+        runner,
+        compiled.opened.tokenizer,
+        EngineConfig(
+            max_context=compiled.opened.max_context,
+            max_batch_tokens=runner.max_batch_tokens,
+            max_sequences=max_sequences,
+            max_waiting=max_waiting,
+            prefix_caching=prefix_caching,
+        ),
+    )
+
+
+def _tell(on_stage: OnStage | None, stage: Stage) -> None:
+    if on_stage is not None:
+        on_stage(stage)

@@ -1,0 +1,254 @@
+"""What a caller gets back; the names follow vLLM's ``RequestOutput`` and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidemill.engine.base import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    PromptEvent,
+    TokenEvent,
+    TokenLogprob,
+)
+from tidemill.engine.params import SamplingParams
+from tidemill.text.base import Tokenizer
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """Natural log-probability of a token before temperature and filters, and its 1-based rank."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One of the ``n`` continuations of a prompt.
+
+    ``logprobs`` has one dict per token: the token itself and the top ones asked for, by id.
+    ``finish_reason`` is None while it runs; ``stop_reason`` is the stop string or token id that
+    ended it, None for the model's own end token.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds on one monotonic clock; None for what has not happened."""
+
+    arrival_time: float
+    prompt_done_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """TTFT in seconds, queueing included."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """The answer to one prompt, whole or so far.
+
+    ``prompt`` is None for a prompt given as token ids. ``error`` says why a request failed in
+    flight; its unfinished outputs then have the finish_reason "error" and what they had reached.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    error: str | None = None
+
+
+class OutputBuilder:
+    """Gathers the events of one request into its ``RequestOutput``."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        arrival_time: float,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._text: list[list[str]] = [[] for _ in range(params.n)]
+        self._fresh = _Fresh.of(params.n)
+        self.output = RequestOutput(
+            request_id=request_id,
+            prompt=prompt,
+            prompt_token_ids=list(prompt_token_ids),
+            outputs=[
+                CompletionOutput(index, logprobs=None if params.logprobs is None else [])
+                for index in range(params.n)
+            ],
+            finished=False,
+            metrics=RequestMetrics(arrival_time),
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+    def push(self, events: Iterable[Event], now: float) -> None:
+        """Take the request's events of one step (or several), in order."""
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self._token(event, now)
+            elif isinstance(event, FinishEvent):
+                self._finish(event)
+            elif isinstance(event, PromptEvent):
+                self._prompt(event, now)
+            else:
+                self._error(event)
+        if self.output.finished and self.output.metrics.finished_time is None:
+            self.output.metrics.finished_time = now
+
+    def snapshot(self) -> RequestOutput:
+        """All there is so far; later events do not change it."""
+        now = self.output
+        return RequestOutput(
+            now.request_id,
+            now.prompt,
+            now.prompt_token_ids,
+            [self._copy(out, 0, "".join(self._text[out.index])) for out in now.outputs],
+            now.finished,
+            _copy_metrics(now.metrics),
+            now.num_cached_tokens,
+            now.prompt_logprobs,
+            now.error,
+        )
+
+    def delta(self) -> RequestOutput:
+        """What is new since the last call: only outputs with news, with only their new tokens."""
+        now, fresh = self.output, self._fresh
+        outputs = []
+        for out in now.outputs:
+            texts = self._text[out.index]
+            start, first = fresh.tokens[out.index], fresh.texts[out.index]
+            ended = out.finished and not fresh.ended[out.index]
+            if len(out.token_ids) > start or len(texts) > first or ended:
+                outputs.append(self._copy(out, start, "".join(texts[first:])))
+                fresh.tokens[out.index], fresh.texts[out.index] = len(out.token_ids), len(texts)
+                fresh.ended[out.index] = out.finished
+        return RequestOutput(
+            now.request_id,
+            now.prompt,
+            now.prompt_token_ids,
+            outputs,
+            now.finished,
+            _copy_metrics(now.metrics),
+            now.num_cached_tokens,
+            now.prompt_logprobs,
+            now.error,
+        )
+
+    def _copy(self, out: CompletionOutput, start: int, text: str) -> CompletionOutput:
+        return CompletionOutput(
+            out.index,
+            text,
+            out.token_ids[start:],
+            out.cumulative_logprob,
+            None if out.logprobs is None else out.logprobs[start:],
+            out.finish_reason,
+            out.stop_reason,
+        )
+
+    def _token(self, event: TokenEvent, now: float) -> None:
+        out = self.output.outputs[event.index]
+        out.token_ids.append(event.token_id)
+        if event.text:
+            self._text[event.index].append(event.text)
+        if event.logprobs is not None and out.logprobs is not None:
+            out.logprobs.append(self._named(event.logprobs))
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + event.logprobs[0].logprob
+        if self.output.metrics.first_token_time is None:
+            self.output.metrics.first_token_time = now
+        self.output.metrics.last_token_time = now
+
+    def _finish(self, event: FinishEvent) -> None:
+        out = self.output.outputs[event.index]
+        if event.text:
+            self._text[event.index].append(event.text)
+        out.finish_reason, out.stop_reason = event.reason, event.stop_reason
+        if event.cumulative_logprob is not None:
+            out.cumulative_logprob = event.cumulative_logprob
+        self.output.finished = all(o.finished for o in self.output.outputs)
+
+    def _prompt(self, event: PromptEvent, now: float) -> None:
+        self.output.metrics.prompt_done_time = now
+        self.output.num_cached_tokens = event.cached_tokens
+        if event.logprobs is not None:
+            self.output.prompt_logprobs = [
+                None if entry is None else self._named(entry) for entry in event.logprobs
+            ]
+
+    def _error(self, event: ErrorEvent) -> None:
+        self.output.error = event.message
+        for out in self.output.outputs:
+            if not out.finished:
+                out.finish_reason = "error"
+        self.output.finished = True
+
+    def _named(self, entries: Sequence[TokenLogprob]) -> dict[int, Logprob]:
+        # One token's bytes need not be whole characters; what is broken shows as U+FFFD.
+        return {
+            e.token_id: Logprob(
+                e.logprob,
+                e.rank,
+                self._tokenizer.token_bytes(e.token_id).decode("utf-8", errors="replace"),
+            )
+            for e in entries
+        }
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """Per sample: how many tokens and pieces of text, and whether its end, was handed out."""
+
+    tokens: list[int]
+    texts: list[int]
+    ended: list[bool]
+
+    @staticmethod
+    def of(n: int) -> _Fresh:
+        return _Fresh([0] * n, [0] * n, [False] * n)
+
+
+def _copy_metrics(metrics: RequestMetrics) -> RequestMetrics:
+    return RequestMetrics(
+        metrics.arrival_time,
+        metrics.prompt_done_time,
+        metrics.first_token_time,
+        metrics.last_token_time,
+        metrics.finished_time,
+    )
