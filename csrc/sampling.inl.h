@@ -3,6 +3,8 @@
 // Written with the compilers' generic vectors of 16 lanes, which become one to four registers of
 // any instruction set: the order of additions is the same on all of them.
 
+#pragma once
+
 #include <cstdint>
 #include <cstring>
 
