@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support.batches import run_tokens
 from support.tiny_models import (
     CASE,

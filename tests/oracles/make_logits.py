@@ -20,7 +20,7 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.tiny_models import (  # noqa: E402
+from support.tiny_models import (
     CASES,
     FIXTURES,
     TinyCase,

@@ -13,6 +13,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+
 from support.tiny_models import Floats, TinyCase, weights_of
 
 _EXPERT = re.compile(

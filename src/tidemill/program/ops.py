@@ -239,8 +239,24 @@ class AddRmsNorm:
 
 
 Op = (
-    Embed | Linear | RmsNorm | Rope | Attention | Add | Mul | Scale | Softcap | Activation | Slice
-    | Reshape | SelectRows | Route | ExpertLinear | Combine | Gated | AddRmsNorm
+    Embed
+    | Linear
+    | RmsNorm
+    | Rope
+    | Attention
+    | Add
+    | Mul
+    | Scale
+    | Softcap
+    | Activation
+    | Slice
+    | Reshape
+    | SelectRows
+    | Route
+    | ExpertLinear
+    | Combine
+    | Gated
+    | AddRmsNorm
 )
 
 

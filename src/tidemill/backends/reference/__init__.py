@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tidemill.backends.base import KVCacheSpec
+import math
+
+from tidemill.backends.base import KVCacheSpec, MemoryPlan
 from tidemill.backends.reference.runner import ReferenceRunner
 from tidemill.models import Model
 
-__all__ = ["ReferenceRunner", "compile"]
+__all__ = ["ReferenceRunner", "compile", "plan"]
 
 
 def compile(
@@ -34,3 +36,19 @@ def compile(
         max_batch_tokens=max_batch_tokens,
         max_logit_rows=max_logit_rows,
     )
+
+
+def plan(
+    model: Model,
+    *,
+    kv: KVCacheSpec,
+    max_batch_tokens: int = 512,
+    max_logit_rows: int = 64,
+    threads: int | None = None,
+) -> MemoryPlan:
+    """Bytes that a runner comes to hold: everything in float32, every value of a step kept."""
+    weights = sum(4 * math.prod(source.shape) for source in model.weights.sources.values())
+    kv_elements = sum(2 * shape.n_kv_heads * shape.head_dim for shape in model.program.kv)
+    rows = {"tokens": max_batch_tokens, "logits": max_logit_rows}
+    values = sum(4 * value.width * rows[value.rows] for value in model.program.values)
+    return MemoryPlan(weights, 4 * kv_elements * kv.n_blocks * kv.block_size, values)

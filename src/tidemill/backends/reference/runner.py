@@ -63,6 +63,8 @@ class ReferenceRunner:
         self.max_logit_rows = max_logit_rows
         self._program = program
         self._weights = weights
+        embedding = next(op.weight for op in program.ops if isinstance(op, Embed))
+        self._n_embeddings = weights[embedding].shape[0]
         self._dense: dict[str, Floats] = {}
         self._cache: PagedKV | None = PagedKV(kv, program.kv)
 
@@ -82,7 +84,7 @@ class ReferenceRunner:
         check_batch(
             batch,
             kv=self.kv,
-            vocab_size=self.n_embeddings,
+            vocab_size=self._n_embeddings,
             max_tokens=self.max_batch_tokens,
             max_logit_rows=self.max_logit_rows,
         )
@@ -90,12 +92,6 @@ class ReferenceRunner:
         for op in self._program.ops:
             self._run(op, values, batch, self._cache)
         return values
-
-    @property
-    def n_embeddings(self) -> int:
-        """Token ids that can be embedded."""
-        name = next(op.weight for op in self._program.ops if isinstance(op, Embed))
-        return int(self._dense_weight(name).shape[0])
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self._cache is None:
@@ -124,16 +120,12 @@ class ReferenceRunner:
             case Embed():
                 values[op.out] = weight(op.weight)[batch.tokens] * np.float32(op.scale)
             case Linear():
-                matrix = np.concatenate([weight(name) for name in op.weights])
-                values[op.out] = values[op.x] @ matrix.T
-                start = 0
-                for name, bias in zip(
-                    op.weights, op.biases or (None,) * len(op.weights), strict=True
-                ):
-                    stop = start + weight(name).shape[0]
-                    if bias is not None:
-                        values[op.out][:, start:stop] += weight(bias)
-                    start = stop
+                biases = op.biases or (None,) * len(op.weights)
+                parts = []
+                for name, bias in zip(op.weights, biases, strict=True):
+                    part = values[op.x] @ weight(name).T
+                    parts.append(part if bias is None else part + weight(bias))
+                values[op.out] = np.concatenate(parts, axis=-1)
             case RmsNorm():
                 values[op.out] = rms_norm(values[op.x], weight(op.weight), op.eps)
             case AddRmsNorm():
@@ -167,8 +159,10 @@ class ReferenceRunner:
             case Route():
                 values[op.ids], values[op.weights] = route(values[op.x], op.k, op.normalise)
             case ExpertLinear():
-                stack = np.concatenate([weight(name) for name in op.weights], axis=1)
-                values[op.out] = expert_linear(values[op.x], values[op.ids], stack)
+                parts = [
+                    expert_linear(values[op.x], values[op.ids], weight(name)) for name in op.weights
+                ]
+                values[op.out] = np.concatenate(parts, axis=-1)
             case Combine():
                 values[op.out] = np.einsum("nk,nkd->nd", values[op.weights], values[op.x])
 
