@@ -1,0 +1,286 @@
+// Runs a compiled program: one call is a whole forward step over a mixed batch.
+//
+// A program arrives as a flat list of instructions over three memories:
+//   shared    values that every thread may read, one row per token (or per logit row);
+//   replicas  one small copy per thread of quantised activations: in a step of few rows each
+//             thread norms and quantises for itself, which is cheaper than meeting at a barrier;
+//   scratch   what one thread needs inside one instruction.
+// All threads walk the list together. Whoever compiled the program knows which memory each
+// instruction touches, and says before which ones the threads must meet (Instruction::barrier).
+// Every size is known before anything is allocated.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "attention.h"
+#include "kernels.h"
+#include "pack.h"
+#include "team.h"
+#include "tensor_type.h"
+
+namespace tidemill {
+
+// What a row of a value stands for.
+enum class Domain : int { tokens = 0, logits = 1 };
+
+// A value in shared memory: its first byte and the floats from one row to the next.
+struct View {
+  std::size_t offset = 0;
+  std::ptrdiff_t stride = 0;
+};
+
+// Consecutive new tokens of one sequence whose queries are computed together.
+struct QueryTile {
+  int sequence;
+  int row;    // first row in the batch
+  int count;  // tokens
+};
+
+// The batch as it came in, checked, and the memory that this step works on.
+struct Step {
+  int n_tokens = 0;
+  int n_sequences = 0;
+  int n_logits = 0;
+  const std::int32_t* tokens = nullptr;
+  const std::int32_t* positions = nullptr;
+  const std::int32_t* query_starts = nullptr;
+  const std::int32_t* context_lens = nullptr;
+  const std::int32_t* block_tables = nullptr;
+  int table_width = 0;
+  const std::int32_t* logit_rows = nullptr;
+
+  bool small = false;        // few rows: threads quantise for themselves
+  bool single_rows = false;  // every sequence has one new token
+  const QueryTile* tiles = nullptr;
+  int n_tiles = 0;
+
+  std::byte* shared = nullptr;
+  const std::byte* weights = nullptr;
+  std::byte* kv = nullptr;
+  float* partials = nullptr;  // per-span attention states of contexts split over threads
+  const KernelTable* kernels = nullptr;
+
+  int rows(Domain domain) const { return domain == Domain::tokens ? n_tokens : n_logits; }
+  float* row(const View& view, int r) const {
+    return reinterpret_cast<float*>(shared + view.offset) + r * view.stride;
+  }
+  const std::int32_t* block_table(int sequence) const {
+    return block_tables + static_cast<std::ptrdiff_t>(sequence) * table_width;
+  }
+};
+
+// One member of the team during a step.
+struct Worker {
+  int rank;
+  Team* team;
+  std::byte* replica;
+  std::byte* scratch;
+};
+
+// The rows of n that `rank` of `size` members takes.
+struct RowRange {
+  int begin, end;
+};
+inline RowRange share_rows(int n, int rank, int size) {
+  const auto cut = [&](int r) {
+    return static_cast<int>(static_cast<std::int64_t>(n) * r / size);
+  };
+  return {cut(rank), cut(rank + 1)};
+}
+
+// What instructions are sized by.
+struct Limits {
+  int max_tokens = 0;
+  int max_logits = 0;
+  int small_rows = 0;  // the most rows of a small step
+  int threads = 1;
+  int n_blocks = 0;
+  int block_size = 0;
+  KvType kv_type = KvType::f16;
+
+  int rows(Domain domain) const { return domain == Domain::tokens ? max_tokens : max_logits; }
+};
+
+class Instruction {
+ public:
+  explicit Instruction(std::string name) : name_(std::move(name)) {}
+  virtual ~Instruction() = default;
+  Instruction(const Instruction&) = delete;
+  Instruction& operator=(const Instruction&) = delete;
+
+  // This member's part of the step. Throws nothing that a valid batch could cause.
+  virtual void run(const Step& step, Worker& worker) = 0;
+  // Bytes of scratch that one member needs.
+  virtual std::size_t scratch_bytes() const { return 0; }
+
+  const std::string& name() const { return name_; }
+
+  std::array<bool, 2> barrier{};  // meet before this one, in a large and in a small step
+  Tickets tickets;
+
+ private:
+  std::string name_;
+};
+
+// A packed weight matrix, or a stack of them (experts), inside the weight memory.
+struct Matrix {
+  TensorType type;
+  int rows, cols, count;
+  std::size_t offset;        // of the first
+  std::size_t bytes;         // of one
+  const std::uint8_t* file;  // where it is packed from; belongs to the caller
+  std::size_t file_bytes;    // of one
+
+  PackedMatrix view(const std::byte* weights, int index = 0) const {
+    return packed_view(type, rows, cols,
+                       reinterpret_cast<const std::uint8_t*>(weights + offset) +
+                           static_cast<std::size_t>(index) * bytes);
+  }
+};
+
+// A vector of float32 (a norm's weight, a bias) inside the weight memory.
+struct Vector {
+  std::size_t offset;
+  int size;
+  const float* data(const std::byte* weights) const {
+    return reinterpret_cast<const float*>(weights + offset);
+  }
+};
+
+// A stored matrix whose rows are looked up straight from the file.
+struct Table {
+  TensorType type;
+  int rows, cols;
+  const std::uint8_t* data;
+};
+
+// cos and sin of every token's angles, computed once a step: rows of [pairs] cos, [pairs] sin.
+struct RopeTable {
+  std::vector<double> inv_freq;
+  double magnitude;
+  bool interleaved;
+  View view;
+  int pairs() const { return static_cast<int>(inv_freq.size()); }
+};
+
+struct KvLayer {
+  KvLayout layout;
+  std::size_t offset;
+};
+
+// Batch arrays as they come from Python; lengths are what the arrays have.
+struct BatchArrays {
+  const std::int32_t* tokens;
+  std::size_t n_tokens;
+  const std::int32_t* positions;
+  std::size_t n_positions;
+  const std::int32_t* query_starts;
+  std::size_t n_query_starts;
+  const std::int32_t* context_lens;
+  std::size_t n_context_lens;
+  const std::int32_t* block_tables;
+  std::size_t n_tables, table_width;
+  const std::int32_t* logit_rows;
+  std::size_t n_logit_rows;
+};
+
+class Executor {
+ public:
+  // `shared_bytes` and `replica_bytes` hold the values of the program that is going to be added.
+  // `group` is the most query heads that share a KV head.
+  Executor(const Limits& limits, int vocab_size, int group, std::size_t shared_bytes,
+           std::size_t replica_bytes);
+  ~Executor();
+
+  // ---- building, before allocate(); each returns an index for later calls
+  int add_matrix(TensorType type, int rows, int cols, int count, const std::uint8_t* file);
+  int add_vector(const float* values, int size);
+  int add_table(TensorType type, int rows, int cols, const std::uint8_t* data);
+  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved);
+  int add_kv_layer(int n_kv_heads, int head_dim);
+  void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
+  void set_logits(const View& view) { logits_ = view; }
+  // Room for at least `floats` floats at Step::partials, shared by all attention instructions.
+  void reserve_partials(std::size_t floats);
+
+  // ---- sizes in bytes, exact
+  std::size_t weight_bytes() const { return weight_layout_.total(); }
+  std::size_t kv_bytes() const { return kv_layout_.total(); }
+  std::size_t scratch_bytes() const;
+
+  // ---- running
+  // Takes the memory, starts the threads and copies the vectors. Throws std::bad_alloc.
+  void allocate();
+  // Packs one matrix from its file bytes, all threads together.
+  void pack(int matrix);
+  // Runs a step; logits are at logits() until the next call. Throws std::invalid_argument, before
+  // anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
+  void forward(const BatchArrays& batch);
+  const float* logits() const;
+  std::ptrdiff_t logits_stride() const { return logits_.stride; }
+  void copy_block(int source, int destination);
+
+  // Seconds and calls per instruction since profiling was switched on, as the caller's thread saw
+  // them (waiting included).
+  void set_profiling(bool on);
+  struct Timing {
+    std::string name;
+    double seconds;
+  };
+  std::vector<Timing> timings() const;
+
+  const Limits& limits() const { return limits_; }
+  const Matrix& matrix(int index) const { return matrices_.at(static_cast<std::size_t>(index)); }
+  const Vector& vector(int index) const { return vectors_.at(static_cast<std::size_t>(index)); }
+  const Table& table(int index) const { return tables_.at(static_cast<std::size_t>(index)); }
+  const RopeTable& rope_table(int index) const {
+    return rope_tables_.at(static_cast<std::size_t>(index));
+  }
+  const KvLayer& kv_layer(int index) const { return kv_layers_.at(static_cast<std::size_t>(index)); }
+  int query_tile_tokens() const { return query_tile_tokens_; }
+  // Throws std::invalid_argument unless `rows` rows of `width` floats lie in shared memory.
+  void check_view(const View& view, int rows, int width) const;
+  void check_replica(std::size_t offset, std::size_t bytes) const;
+
+ private:
+  void check(const BatchArrays& batch) const;
+  void prepare(const BatchArrays& batch);
+
+  Limits limits_;
+  int vocab_size_;
+  int query_tile_tokens_;
+  std::size_t shared_values_;
+  std::size_t replica_bytes_;
+  Layout shared_layout_;
+  Layout weight_layout_;
+  Layout kv_layout_;
+  std::size_t partial_offset_ = 0;
+  std::size_t partial_bytes_ = 0;
+
+  std::vector<Matrix> matrices_;
+  std::vector<Vector> vectors_;
+  std::vector<std::vector<float>> vector_values_;
+  std::vector<Table> tables_;
+  std::vector<RopeTable> rope_tables_;
+  std::vector<KvLayer> kv_layers_;
+  std::vector<std::unique_ptr<Instruction>> instructions_;
+  View logits_;
+
+  AlignedBuffer weights_;
+  AlignedBuffer kv_;
+  AlignedBuffer scratch_;
+  std::unique_ptr<Team> team_;
+  Step step_;
+  std::vector<QueryTile> tiles_;
+  bool profiling_ = false;
+  std::vector<double> seconds_;
+};
+
+}  // namespace tidemill

@@ -1,0 +1,267 @@
+// Products of activations and packed weights, split over the team.
+#include <algorithm>
+
+#include "instructions.h"
+#include "matmul.h"
+
+namespace tidemill {
+namespace {
+
+// The weights of one item: small enough to balance over the team and to stay in the second-level
+// cache beside the rows they meet, large enough that taking an item costs nothing.
+constexpr std::size_t kMaxChunkBytes = 96 << 10;
+constexpr std::size_t kItemsPerThread = 8;
+// The input rows, and the gated intermediate, that share the second-level cache with them.
+constexpr std::size_t kRowBlockBytes = 192 << 10;
+constexpr std::size_t kGateBytes = 128 << 10;
+constexpr int kRowMultiple = 8;
+
+std::size_t chunk_bytes(std::size_t total, int threads) {
+  return std::min(total / (kItemsPerThread * static_cast<std::size_t>(threads)) + 1,
+                  kMaxChunkBytes);
+}
+
+int chunk_tiles(const Matrix& matrix, std::size_t bytes) {
+  const std::size_t tile = packed_tile_bytes(matrix.type, matrix.cols);
+  return std::max(1, static_cast<int>(bytes / tile));
+}
+
+// Rows that fit `bytes`, a whole number of the kernels' tiles.
+int rows_within(std::size_t bytes, std::size_t row) {
+  const int rows = static_cast<int>(std::min<std::size_t>(bytes / std::max<std::size_t>(row, 1), 1 << 20));
+  return std::max(kRowMultiple, rows / kRowMultiple * kRowMultiple);
+}
+
+std::size_t input_row_bytes(const Matrix& matrix) {
+  return needs_quantized_input(matrix.type)
+             ? static_cast<std::size_t>(activation_blocks(matrix.cols)) * sizeof(ActivationBlock)
+             : static_cast<std::size_t>(matrix.cols) * sizeof(float);
+}
+
+}  // namespace
+
+Product::Product(std::string name, const Limits& limits, Domain domain,
+                 std::vector<ProductPart> parts, std::optional<Blocks> quantized, View floats,
+                 bool gather, View out, float softcap, std::optional<ProductGate> gate)
+    : Instruction(std::move(name)),
+      domain_(domain),
+      parts_(std::move(parts)),
+      quantized_(quantized),
+      floats_(floats),
+      gather_(gather),
+      out_(out),
+      softcap_(softcap),
+      gate_(gate) {
+  std::size_t total = 0;
+  std::size_t row = 0;
+  for (const ProductPart& part : parts_) {
+    total += part.matrix.bytes;
+    row = std::max(row, input_row_bytes(part.matrix));
+  }
+  const std::size_t bytes = chunk_bytes(total, limits.threads);
+  row_block_ = rows_within(kRowBlockBytes, row);
+  if (gate_) {
+    // Columns of the gate and the same of the other half make an item.
+    const std::size_t tile = total / static_cast<std::size_t>(2 * gate_->width / kTileRows);
+    const int groups = std::max(1, static_cast<int>(bytes / (2 * tile)) * kTileRows / kGroup);
+    gate_columns_ = std::min({groups * kGroup, 128, gate_->width});
+    const std::size_t gate_row = static_cast<std::size_t>(2 * gate_columns_) * sizeof(float);
+    row_block_ = std::min(row_block_, rows_within(kGateBytes, gate_row));
+    return;
+  }
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    const int tiles = (parts_[p].matrix.rows + kTileRows - 1) / kTileRows;
+    const int step = chunk_tiles(parts_[p].matrix, bytes);
+    for (int tile = 0; tile < tiles; tile += step) {
+      chunks_.push_back({static_cast<int>(p), tile, std::min(tile + step, tiles)});
+    }
+  }
+}
+
+std::size_t Product::scratch_bytes() const {
+  if (!gate_) return 0;
+  return static_cast<std::size_t>(row_block_) * static_cast<std::size_t>(2 * gate_columns_ + gate_columns_) *
+         sizeof(float);
+}
+
+void Product::multiply(const Step& step, const Worker& worker, const Chunk& chunk, int row,
+                       int count, float* out, std::ptrdiff_t out_stride) const {
+  const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
+  Matmul product;
+  product.weights = part.matrix.view(step.weights);
+  product.tile_begin = chunk.tile_begin;
+  product.tile_end = chunk.tile_end;
+  product.tokens = count;
+  if (needs_quantized_input(part.matrix.type)) {
+    product.blocks = quantized_->row(step, worker, row);
+    product.x_stride = quantized_->per_row;
+  } else if (gather_) {
+    product.floats = step.row(floats_, 0);
+    product.x_stride = floats_.stride;
+    product.x_rows = step.logit_rows + row;
+  } else {
+    product.floats = step.row(floats_, row);
+    product.x_stride = floats_.stride;
+  }
+  product.out = out;
+  product.out_stride = out_stride;
+  product.bias = part.bias ? part.bias->data(step.weights) : nullptr;
+  matmul(*step.kernels, product);
+}
+
+void Product::run(const Step& step, Worker& worker) {
+  if (gate_) {
+    run_gated(step, worker);
+  } else {
+    run_plain(step, worker);
+  }
+}
+
+void Product::run_plain(const Step& step, Worker& worker) {
+  const int n = step.rows(domain_);
+  const int n_chunks = static_cast<int>(chunks_.size());
+  const int items = (n + row_block_ - 1) / row_block_ * n_chunks;
+  for (int item = worker.rank; item < items; item = tickets.take()) {
+    const Chunk& chunk = chunks_[static_cast<std::size_t>(item % n_chunks)];
+    const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
+    const int row = item / n_chunks * row_block_;
+    const int count = std::min(row_block_, n - row);
+    float* out = step.row(out_, row) + part.column;
+    multiply(step, worker, chunk, row, count, out, out_.stride);
+    if (softcap_ > 0.0f) {
+      const int begin = chunk.tile_begin * kTileRows;
+      const int width = std::min(chunk.tile_end * kTileRows, part.matrix.rows) - begin;
+      for (int r = 0; r < count; ++r) {
+        float* values = out + r * out_.stride + begin;
+        step.kernels->rows.softcap(values, softcap_, width, values);
+      }
+    }
+  }
+}
+
+void Product::run_gated(const Step& step, Worker& worker) {
+  const int n = step.rows(domain_);
+  const int width = gate_->width;
+  const int n_chunks = (width + gate_columns_ - 1) / gate_columns_;
+  const int items = (n + row_block_ - 1) / row_block_ * n_chunks;
+  auto* both = reinterpret_cast<float*>(worker.scratch);
+  const std::ptrdiff_t stride = 2 * gate_columns_;
+  float* result = both + row_block_ * stride;
+  for (int item = worker.rank; item < items; item = tickets.take()) {
+    const int row = item / n_chunks * row_block_;
+    const int count = std::min(row_block_, n - row);
+    const int column = item % n_chunks * gate_columns_;
+    const int columns = std::min(gate_columns_, width - column);
+    for (int half = 0; half < 2; ++half) {
+      // The half's columns within the one matrix that holds both, or within the second one.
+      const bool is_whole = parts_.size() == 1;
+      const int first = (is_whole && half == 1 ? width : 0) + column;
+      const Chunk chunk = {is_whole ? 0 : half, first / kTileRows, (first + columns) / kTileRows};
+      multiply(step, worker, chunk, row, count, both + half * gate_columns_ - first, stride);
+    }
+    for (int r = 0; r < count; ++r) {
+      const float* gate = both + r * stride;
+      float* out = gate_->quantized ? result : step.row(gate_->out, row + r) + column;
+      step.kernels->rows.gated[static_cast<int>(gate_->activation)](gate, gate + gate_columns_,
+                                                                    columns, out);
+      if (gate_->quantized) {
+        step.kernels->matmul.quantize(
+            out, columns, gate_->quantized->row(step, worker, row + r) + column / kGroup);
+      }
+    }
+  }
+}
+
+ExpertProduct::ExpertProduct(std::string name, const Limits& limits, Domain domain,
+                             std::vector<ProductPart> parts, std::optional<Blocks> quantized,
+                             View floats, bool gather, bool per_expert, View ids, int k, View out,
+                             int width)
+    : Instruction(std::move(name)),
+      domain_(domain),
+      max_rows_(limits.rows(domain)),
+      parts_(std::move(parts)),
+      quantized_(quantized),
+      floats_(floats),
+      gather_(gather),
+      per_expert_(per_expert),
+      ids_(ids),
+      k_(k),
+      out_(out),
+      width_(width),
+      n_experts_(parts_.at(0).matrix.count) {
+  std::size_t total = 0;
+  for (const ProductPart& part : parts_) total += part.matrix.bytes;
+  // A step of one token has k experts to share out.
+  const std::size_t bytes = chunk_bytes(total * static_cast<std::size_t>(k), limits.threads);
+  for (std::size_t p = 0; p < parts_.size(); ++p) {
+    const int tiles = (parts_[p].matrix.rows + kTileRows - 1) / kTileRows;
+    const int step = chunk_tiles(parts_[p].matrix, bytes);
+    for (int tile = 0; tile < tiles; tile += step) {
+      chunks_.push_back({static_cast<int>(p), tile, std::min(tile + step, tiles)});
+    }
+  }
+}
+
+std::size_t ExpertProduct::scratch_bytes() const {
+  const auto pairs = static_cast<std::size_t>(max_rows_) * static_cast<std::size_t>(k_);
+  return (static_cast<std::size_t>(n_experts_) * 2 + 1 + 2 * pairs) * sizeof(std::int32_t);
+}
+
+void ExpertProduct::run(const Step& step, Worker& worker) {
+  // Every thread sorts the (row, choice) pairs by expert for itself: a few microseconds.
+  const int n = step.rows(domain_);
+  const int pairs = n * k_;
+  auto* start = reinterpret_cast<std::int32_t*>(worker.scratch);  // [experts + 1]
+  std::int32_t* used = start + n_experts_ + 1;                    // experts that have pairs
+  std::int32_t* x_rows = used + n_experts_;
+  std::int32_t* out_rows = x_rows + pairs;
+  std::fill(start, start + n_experts_ + 1, 0);
+  const auto expert_of = [&](int row, int j) {
+    return reinterpret_cast<const std::int32_t*>(step.row(ids_, row))[j];
+  };
+  for (int r = 0; r < n; ++r) {
+    for (int j = 0; j < k_; ++j) ++start[expert_of(r, j) + 1];
+  }
+  int n_used = 0;
+  for (int e = 0; e < n_experts_; ++e) {
+    if (start[e + 1] > 0) used[n_used++] = e;
+    start[e + 1] += start[e];
+  }
+  for (int r = 0; r < n; ++r) {
+    for (int j = 0; j < k_; ++j) {
+      const int at = start[expert_of(r, j)]++;
+      out_rows[at] = r * k_ + j;
+      const int source = gather_ ? step.logit_rows[r] : r;
+      x_rows[at] = per_expert_ ? source * k_ + j : source;
+    }
+  }
+  // start[e] is now where expert e ends.
+
+  const int n_chunks = static_cast<int>(chunks_.size());
+  const int items = n_used * n_chunks;
+  for (int item = worker.rank; item < items; item = tickets.take()) {
+    const int expert = used[item / n_chunks];
+    const Chunk& chunk = chunks_[static_cast<std::size_t>(item % n_chunks)];
+    const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
+    const int begin = expert == 0 ? 0 : start[expert - 1];
+    Matmul product;
+    product.weights = part.matrix.view(step.weights, expert);
+    product.tile_begin = chunk.tile_begin;
+    product.tile_end = chunk.tile_end;
+    product.tokens = start[expert] - begin;
+    if (needs_quantized_input(part.matrix.type)) {
+      product.blocks = quantized_->row(step, worker, 0);
+      product.x_stride = per_expert_ ? quantized_->per_row / k_ : quantized_->per_row;
+    } else {
+      product.floats = step.row(floats_, 0);
+      product.x_stride = per_expert_ ? floats_.stride / k_ : floats_.stride;
+    }
+    product.x_rows = x_rows + begin;
+    product.out = step.row(out_, 0) + part.column;
+    product.out_stride = width_;
+    product.out_rows = out_rows + begin;
+    matmul(*step.kernels, product);
+  }
+}
+
+}  // namespace tidemill
