@@ -112,10 +112,11 @@ def main() -> None:
     ids = model.tokenize(text)
     adds_bos = llama_cpp.llama_vocab_get_add_bos(model.llm._model.vocab)
     bos = model.llm.token_bos() if adds_bos else None
+    value = perplexity(args.model, ids, bos)
     result = {
         "made_with": f"llama-cpp-python {llama_cpp.__version__}",
         "greedy": greedy,
-        "perplexity": {"tokens": len(ids), "chunk": CHUNK, "value": perplexity(args.model, ids, bos)},
+        "perplexity": {"tokens": len(ids), "chunk": CHUNK, "value": value},
     }
     target = FIXTURES / "llama_cpp" / f"{args.name}.json"
     if args.check:
