@@ -1,4 +1,4 @@
-"""Driving an engine in tests: run it, sort its events by sample, and check what must always hold."""
+"""Driving an engine in tests: run it, sort its events, check what must always hold."""
 
 from __future__ import annotations
 
