@@ -34,7 +34,7 @@ def pull(name: str, force: bool, quiet: bool, as_json: bool) -> None:
     if as_json:
         _print_json(_describe(model))
         return
-    here = before.get(model.name) == model
+    here = not force and before.get(model.name) == model
     click.echo(
         f"{model.name}: {'already here' if here else 'ready'}, "
         f"{store.format_bytes(model.bytes)} at {model.path}"

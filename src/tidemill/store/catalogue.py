@@ -48,11 +48,11 @@ def load_catalogue() -> dict[str, CatalogueEntry]:
     """
     packaged = resources.files(__package__) / "catalogue.toml"
     entries = parse_catalogue(packaged.read_text(encoding="utf-8"), "the packaged catalogue.toml")
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    config = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
     for path in (config / "tidemill" / "catalogue.toml", home() / "catalogue.toml"):
         try:
             text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise CatalogueError(f"{path}: cannot be read: {error}") from error

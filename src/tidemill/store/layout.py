@@ -34,9 +34,9 @@ _FORMAT = 1
 def home() -> Path:
     """The store's folder; it need not exist yet."""
     if configured := os.environ.get("TIDEMILL_HOME"):
-        return Path(configured).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path("~/.cache").expanduser()).absolute() / "tidemill"
+        return Path(os.path.expanduser(configured)).absolute()
+    cache = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(cache).absolute() / "tidemill"
 
 
 def models_folder() -> Path:

@@ -20,11 +20,15 @@ def local_path(name: str, short_names: Container[str]) -> Path | None:
     """
     if "://" in name or name.lower() in short_names:
         return None
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return _folder(path)
-    if path.is_file():
-        return _file(path)
+    # Not Path.expanduser, which raises where there is no such home.
+    path = Path(os.path.expanduser(name))
+    try:
+        if path.is_dir():
+            return _folder(path)
+        if path.is_file():
+            return _file(path)
+    except OSError as error:
+        raise ModelNotFoundError(f"{name!r} cannot be looked at: {error.strerror}") from error
     if not (is_gguf(name) or name.startswith("~") or "/" in name or os.sep in name):
         return None
     hint = ""

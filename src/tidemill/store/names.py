@@ -126,15 +126,16 @@ def parse_reference(name: str) -> Reference:
     """
     check_characters(name)
     scheme, separator, rest = name.partition("://")
+    if "::" in scheme:
+        raise InvalidNameError(f"{name!r} is a chain of URLs; only a single one can be pulled")
     if not separator or not _SCHEME.fullmatch(scheme):
         raise InvalidNameError(f"{name!r} is no URL\n{FORMS}")
     if scheme.lower() == "hf":
         return _parse_hub(name, rest)
     if scheme.lower() == "pypi":
         return _parse_package(name, rest)
-    if not rest or "::" in name:
-        raise InvalidNameError(f"{name!r} does not name one file or folder; chained URLs ('::') "
-                               "are not supported")  # fmt: skip
+    if not rest:
+        raise InvalidNameError(f"{name!r} names no file or folder")
     url, _, fragment = name.partition("#")
     try:
         parts = urlsplit(url)

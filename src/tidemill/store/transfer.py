@@ -312,15 +312,16 @@ def download(remote: RemoteFile, workspace: Workspace, progress: Progress) -> Fi
         size_for_git=remote.bytes if remote.git_sha1 else None,
     ) as writer:
         fruitless = 0
+        furthest = writer.written
         while True:
-            before = writer.written
             try:
                 _receive(remote, writer, workspace, progress)
                 break
             except TransientError as error:
+                fruitless = 0 if writer.written > furthest else fruitless + 1
+                furthest = max(furthest, writer.written)
                 if isinstance(error, StaleContentError):
                     writer.restart()
-                fruitless = 0 if writer.written > before else fruitless + 1
                 if fruitless >= MAX_FRUITLESS_TRIES:
                     raise DownloadError(
                         f"{error}; gave up after {fruitless} tries. "
