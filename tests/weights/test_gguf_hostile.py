@@ -361,6 +361,15 @@ def test_overlapping_tensors(
     refused(tmp_path, gguf_bytes(tensors=infos, data=bytes(256)), "overlap")
 
 
+def test_tensors_in_any_order(tmp_path: Path) -> None:
+    """The order of the infos need not be the order of the data; overlaps are found all the same."""
+    infos = [tensor("c", (16,), offset=128), tensor("a", (8,)), tensor("b", (16,), offset=64)]
+    assert list(opened(tmp_path, gguf_bytes(tensors=infos, data=bytes(192))).tensors) == [*"cab"]
+    infos[1] = tensor("a", (17,))
+    (tmp_path / "hostile.gguf").unlink()
+    refused(tmp_path, gguf_bytes(tensors=infos, data=bytes(192)), "'a' and 'b' overlap")
+
+
 @pytest.mark.parametrize(
     ("type", "value"),
     [
