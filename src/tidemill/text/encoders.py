@@ -1,0 +1,128 @@
+"""Encoders of plain text for each kind of GGUF vocabulary.
+
+An encoder gets the text between special tokens, never the special tokens themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from tidemill.text.errors import TokenizerError, library_errors
+from tidemill.text.pretokenizers import PreTokenizer
+from tidemill.text.spm import SpmEncoder
+from tidemill.text.vocabulary import SPACE_MARK, TokenType, Vocabulary, is_text
+
+Encode = Callable[[str], list[int]]
+
+
+def byte_level_encoder(
+    ids: Mapping[str, int],
+    special_ids: frozenset[int],
+    merges: Iterable[str],
+    pre: PreTokenizer,
+) -> Encode:
+    """Byte-level BPE: split by the family's patterns, then merge by rank."""
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    plain = {text: i for text, i in ids.items() if i not in special_ids and is_text(text)}
+    try:
+        model = _bpe(plain, pairs, pre)
+    except TokenizerError:
+        # A merge may involve a token that is typed as control.
+        model = _bpe({text: i for text, i in ids.items() if is_text(text)}, pairs, pre)
+    with library_errors("cannot build the pre-tokenizer"):
+        tokenizer = Tokenizer(model)
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+    return _library_encode(tokenizer)
+
+
+def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: PreTokenizer) -> models.BPE:
+    with library_errors("tokenizer.ggml.merges does not fit tokenizer.ggml.tokens"):
+        return models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges)
+
+
+def spm_encoder(
+    vocabulary: Vocabulary,
+    ids: Mapping[str, int],
+    special_ids: frozenset[int],
+    scores: npt.NDArray[np.float64],
+    unknown_id: int | None,
+    prefix_space: bool,
+) -> Encode:
+    """SentencePiece BPE with byte fallback."""
+    byte_ids = _byte_ids(vocabulary, ids)
+    pieces = dict(ids)
+    # SentencePiece never produces control, user-defined or byte tokens by merging.
+    hidden = vocabulary.ids_of(TokenType.USER_DEFINED, TokenType.BYTE)
+    for token_id in (*special_ids, *hidden, *(byte_ids or ())):
+        pieces.pop(vocabulary.texts[token_id], None)
+    encoder = SpmEncoder(
+        pieces,
+        scores.tolist(),
+        unused=vocabulary.ids_of(TokenType.UNUSED),
+        byte_ids=byte_ids,
+        unknown_id=unknown_id,
+        prefix_space=prefix_space,
+    )
+    return encoder.encode
+
+
+def unigram_encoder(
+    vocabulary: Vocabulary,
+    special_ids: frozenset[int],
+    scores: npt.NDArray[np.float64],
+    unknown_id: int | None,
+    *,
+    charsmap: bytes | None,
+    collapse_spaces: bool,
+    prefix_space: bool,
+) -> Encode:
+    """Unigram language model, as T5 uses it."""
+    if unknown_id is None:
+        raise TokenizerError("a t5 vocabulary needs tokenizer.ggml.unknown_token_id")
+    byte_ids = vocabulary.ids_of(TokenType.BYTE)
+    byte_fallback = len(byte_ids) == 256
+    kept = set(vocabulary.ids_of(TokenType.NORMAL, TokenType.UNDEFINED)) - special_ids
+    if byte_fallback:
+        kept.update(byte_ids)
+    # Normalised text has no spaces left, so a name with a space is one that text never matches.
+    # Score 0 is the highest and leaves the lowest one, from which the library derives the score
+    # of unknown characters, as it is.
+    pieces = [
+        (text, float(scores[i])) if i in kept and is_text(text) else (f" {i}", 0.0)
+        for i, text in enumerate(vocabulary.texts)
+    ]
+    with library_errors("cannot build the unigram model"):
+        tokenizer = Tokenizer(models.Unigram(pieces, unknown_id, byte_fallback))
+        steps: list[normalizers.Normalizer] = []
+        if charsmap:
+            steps.append(normalizers.Precompiled(charsmap))
+        if collapse_spaces:
+            steps.append(normalizers.Replace(Regex("^ +| +$"), ""))
+            steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+        if prefix_space:
+            steps.append(normalizers.Prepend(" "))
+        steps.append(normalizers.Replace(" ", SPACE_MARK))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+    return _library_encode(tokenizer)
+
+
+def _library_encode(tokenizer: Tokenizer) -> Encode:
+    def encode(text: str) -> list[int]:
+        with library_errors("cannot encode the text"):
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
+
+    return encode
+
+
+def _byte_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Sequence[int] | None:
+    """The ids of the 256 byte tokens, None if they are not all there."""
+    found = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+    complete = [i for i in found if i is not None]
+    return complete if len(complete) == 256 else None
