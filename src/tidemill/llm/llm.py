@@ -97,12 +97,15 @@ class LLM:
         prepared = self._core.prepare(prompt, sampling_params or SamplingParams())
         self._core.submit(prepared)
         try:
-            while not prepared.builder.finished:
-                self._step()
-                with self._core.driver.lock:  # another thread's step may be adding to it
+            while True:
+                # Steps made for others bring this request on as well, from other threads too.
+                with self._core.driver.lock:
                     delta = prepared.builder.delta()
                 if delta.outputs or delta.finished:
                     yield delta
+                if delta.finished:
+                    return
+                self._step()
         finally:
             self._drop([prepared])
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol, cast, get_args
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Runner
 from tidemill.engine.base import EngineConfig
@@ -113,7 +113,7 @@ def open_model(
     if context != trained:  # some architectures choose their rotary embedding by the context
         model = load_model(checkpoint, max_context=context)
     _tell(on_stage, "tokenizer")
-    tokenizer = load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint.format, checkpoint.metadata, checkpoint.folder)
     return OpenModel(name, path, checkpoint, model, tokenizer, context)
 
 
@@ -151,6 +151,9 @@ def compile_model(
     ):
         if value < 1:
             raise ValueError(f"{what} must be at least 1, not {value}")
+    if kv_dtype not in get_args(KVDtype):
+        kinds = ", ".join(get_args(KVDtype))
+        raise ValueError(f"kv_dtype must be one of {kinds}, not {kv_dtype!r}")
     limits = {
         "max_batch_tokens": max(max_batch_tokens, max_sequences),
         "max_logit_rows": max_logit_rows or max_sequences,

@@ -1,0 +1,38 @@
+"""Models that tests run on: a tiny one that they write, and the two real ones of the catalogue."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF with random weights, a byte-level tokenizer and ChatML's template."""
+    from support.tiny_chat_model import write_chat_model
+
+    return write_chat_model(tmp_path_factory.mktemp("tiny") / "tiny-chat.gguf")
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Callable[[str], Path]:
+    """``real_model("smollm2")`` is the file of a real model.
+
+    From $TIDEMILL_TEST_MODELS/<name>.gguf if that is set, else from the model store, which
+    downloads it once. A model that cannot be had fails the test: it is never skipped.
+    """
+
+    def find(name: str) -> Path:
+        folder = os.environ.get("TIDEMILL_TEST_MODELS")
+        if folder is not None:
+            path = Path(folder) / f"{name}.gguf"
+            assert path.is_file(), f"{path} is missing (TIDEMILL_TEST_MODELS is set)"
+            return path
+        from tidemill import store
+
+        return store.resolve(name)
+
+    return find
