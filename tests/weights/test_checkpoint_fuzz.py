@@ -18,11 +18,9 @@ pytestmark = pytest.mark.timeout(240)
 
 Check = Callable[..., bool]
 EXTREMES = [
-    *(struct.pack("<Q", n) for n in (0, 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 8)),
-    *(struct.pack("<Q", 2**64 - n) for n in (1, 32)),
-    *(struct.pack("<I", n) for n in (0, 1, 8, 9, 2**31 - 1, 2**32 - 1)),
+    *(struct.pack("<Q", n) for n in (0, 1, 2**32, 2**63, 2**64 - 32, 2**64 - 8)),
+    *(struct.pack("<I", n) for n in (0, 1, 9, 2**32 - 1)),
     b"\xff",
-    b"\x00",
 ]
 
 

@@ -53,16 +53,18 @@ def test_random_bytes(type: TensorType) -> None:
 
 
 @pytest.mark.parametrize("type", WITH_F16_SCALE, ids=lambda t: t.name)
-def test_every_f16_scale(type: TensorType) -> None:
-    """All 65,536 patterns of the scale: subnormals, infinities and NaNs too."""
+def test_f16_scales(type: TensorType) -> None:
+    """Scale patterns over all of f16: subnormals, infinities and NaNs too."""
     rng = np.random.default_rng(99)
-    blocks = rng.integers(0, 256, (65536, type.block_bytes), np.uint8).view(LAYOUTS[type])[:, 0]
-    patterns = np.arange(65536, dtype=np.uint16)
+    # Every pattern, or for the large blocks every fifth (a stride that meets all exponents).
+    patterns = np.arange(0, 65536, 1 if type.block_weights == 32 else 5, dtype=np.uint16)
+    n = len(patterns)
+    blocks = rng.integers(0, 256, (n, type.block_bytes), np.uint8).view(LAYOUTS[type])[:, 0]
     blocks["d"] = patterns.view(np.float16)
     for second in {"m", "dmin"} & set(LAYOUTS[type].names):
         blocks[second] = rng.permutation(patterns).view(np.float16)
     data = blocks.view(np.uint8).reshape(-1)
-    shape = (256, 256 * type.block_weights)
+    shape = (n, type.block_weights)
     assert_bit_equal(dequantize(data, type, shape), oracle(data, type, shape))
 
 
