@@ -169,6 +169,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) 
         add_eos_id=eos if add_eos else None,
         swallow_right=_swallow_right(metadata, model, vocabulary, special_ids),
         bos_id=bos,
+        eos_id=eos,
         eos_ids=eos_ids,
         special_ids=special_ids,
         chat_templates=keys.chat_templates(),

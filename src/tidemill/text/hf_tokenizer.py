@@ -95,8 +95,11 @@ def tokenizer_from_hf(folder: Path, *, vocab_size: int | None = None) -> HfToken
     eos = _named_id(config, "eos_token", ids)
     if bos is None:
         bos = next(iter(_id_list(generation, "bos_token_id", len(vocabulary))), None)
-    eos_ids = frozenset(_id_list(generation, "eos_token_id", len(vocabulary)))
-    eos_ids = eos_ids.union([] if eos is None else [eos], end_markers(ids, vocabulary.types))
+    generation_eos = _id_list(generation, "eos_token_id", len(vocabulary))
+    if eos is None:
+        eos = next(iter(generation_eos), None)
+    named = [] if eos is None else [eos]
+    eos_ids = frozenset((*named, *generation_eos, *end_markers(ids, vocabulary.types)))
 
     prefix, suffix = _surrounding_ids(library, path)
     prefix = _settle(config, "add_bos_token", bos, prefix)
@@ -107,6 +110,7 @@ def tokenizer_from_hf(folder: Path, *, vocab_size: int | None = None) -> HfToken
         prefix=prefix,
         suffix=suffix,
         bos_id=bos,
+        eos_id=eos,
         eos_ids=eos_ids,
         special_ids=eos_ids.union(control),
         chat_templates=_chat_templates(folder, config),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from tidemill.text.errors import TokenizerError
+from tidemill.text.matcher import TokenMatcher
 from tidemill.text.vocabulary import Vocabulary, is_text
 
 # A character that Unicode reserves as a non-character; `encode_guarded` drops it.
@@ -25,6 +27,7 @@ class VocabularyTokenizer(ABC):
         vocabulary: Vocabulary,
         *,
         bos_id: int | None,
+        eos_id: int | None,
         eos_ids: frozenset[int],
         special_ids: frozenset[int],
         chat_templates: Mapping[str, str],
@@ -34,6 +37,7 @@ class VocabularyTokenizer(ABC):
         self.vocabulary = vocabulary
         self._vocab_size = max(len(vocabulary), vocab_size or 0)
         self._bos_id = bos_id
+        self._eos_id = eos_id
         self._eos_ids = eos_ids
         self._special_ids = special_ids
         self.chat_templates = dict(chat_templates)
@@ -52,12 +56,23 @@ class VocabularyTokenizer(ABC):
         return self._eos_ids
 
     @property
+    def eos_id(self) -> int | None:
+        """The one end token that the files name first, as templates print it."""
+        return self._eos_id
+
+    @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 
     @property
     def chat_template(self) -> str | None:
         return self.chat_templates.get("default")
+
+    @cached_property
+    def special_matcher(self) -> TokenMatcher:
+        """Finds the control tokens that are spelled out in a text."""
+        texts = self.vocabulary.texts
+        return TokenMatcher({texts[i]: i for i in self._special_ids})
 
     @abstractmethod
     def encode(

@@ -1,0 +1,49 @@
+"""Tokens to text while they are being generated."""
+
+from __future__ import annotations
+
+import codecs
+
+from tidemill.text.base import Tokenizer
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class IncrementalDetokenizer:
+    """Text deltas of one growing token sequence.
+
+    The joined deltas, with that of ``flush``, equal ``tokenizer.decode`` of all pushed ids: the
+    text of the output by itself, whatever the prompt was. So a vocabulary with a space prefix
+    (Llama 2) loses the space of its first word, as in ``decode``; ``continues_text=True`` keeps it,
+    for an output that is to be joined to the text of its prompt.
+
+    A delta never has part of a character: bytes are held back until they are complete. Bytes that
+    cannot become a character are U+FFFD as soon as that is certain. Constant time per token.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, continues_text: bool = False
+    ) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._hidden = tokenizer.special_ids if skip_special else frozenset()
+        self._decoder = _Utf8Decoder("replace")
+        # Not in the Tokenizer protocol: only SentencePiece vocabularies have such a prefix.
+        prefix = getattr(tokenizer, "strips_leading_space", False)
+        self._strip_space = prefix and not continues_text
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes, "" if there is none yet.
+
+        Raises TokenizerError for ids outside the vocabulary.
+        """
+        if token_id in self._hidden:
+            return ""
+        data = self._token_bytes(token_id)
+        if self._strip_space and data:
+            data = data.removeprefix(b" ")
+            self._strip_space = False
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is still held back: an unfinished character, as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
