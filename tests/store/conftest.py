@@ -76,6 +76,7 @@ class Behaviour:
     statuses: list[int] = field(default_factory=list)
     ranges: bool = True
     etag: str | None = None
+    ignores_if_range: bool = False
     chunked: bool = False
     encoding: str | None = None
     overlong: bytes = b""
@@ -172,7 +173,8 @@ class Server:
         start, status = 0, 200
         match = re.fullmatch(r"bytes=(\d+)-", handler.headers.get("Range", ""))
         condition = handler.headers.get("If-Range")
-        if match and behaviour.ranges and condition in (None, behaviour.etag):
+        current = behaviour.ignores_if_range or condition in (None, behaviour.etag)
+        if match and behaviour.ranges and current:
             start, status = int(match[1]), 206
             if start >= len(content):
                 range_header = {"Content-Range": f"bytes */{len(content)}"}

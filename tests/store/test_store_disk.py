@@ -103,20 +103,27 @@ def test_damage_is_noticed_and_mended(stored, make_gguf):
     assert store.resolve(stored.name).read_bytes() == make_gguf(200_000)
 
 
+SECRET = {"name": "../../../secret", "bytes": 6, "sha256": "0" * 64}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    "change",
     [
-        ("entry", "../../secret"),
-        ("entry", "other.gguf"),
-        ("files", [{"name": "../../../secret", "bytes": 6, "sha256": ""}]),
-        ("files", None),
-        ("format", 2),
+        {"entry": "../../../secret"},
+        {"entry": "other.gguf"},
+        {"entry": SECRET["name"], "files": [SECRET]},
+        {"entry": ".", "files": [SECRET]},
+        {"files": None},
+        {"format": 2},
     ],
 )
-def test_a_tampered_manifest_is_no_model(stored, store_home, key, value):
+def test_a_tampered_manifest_is_no_model(stored, store_home, change):
     (store_home.parent / "secret").write_text("secret")
     manifest = stored.path.with_name("model.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {key: value}))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"name": "renamed"}))
+    assert [model.name for model in store.list_models()] == ["renamed"]
+    manifest.write_text(json.dumps(content | change))
     assert store.list_models() == []
 
 

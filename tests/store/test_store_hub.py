@@ -133,6 +133,24 @@ def test_partial_of_another_version_is_not_continued(hub_server, store_home, mak
     assert hub_server.sent(CDN) == 4 * MiB
 
 
+def test_finished_files_of_an_unfinished_pull_are_kept_if_they_are_still_the_same(
+    hub_server, make_gguf
+):
+    names = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    files = {name: make_gguf(200_000, seed=i) for i, name in enumerate(names)}
+    hub_server.repos[REPO] = files
+    cdn = [f"/cdn/acme--tiny/{name}" for name in names]
+    hub_server.behave(cdn[2], statuses=[503] * 5)
+    with pytest.raises(store.DownloadError):
+        store.resolve(f"hf://{REPO}")
+    files[names[0]] = make_gguf(200_000, seed=7)
+    hub_server.requests.clear()
+    path = store.resolve(f"hf://{REPO}")
+    for name in names:
+        assert path.with_name(name).read_bytes() == files[name]
+    assert [hub_server.sent(url) for url in cdn] == [200_000, 0, 200_000]
+
+
 def test_two_processes_at_once_download_once(hub_server, make_gguf, start_pull):
     content = make_gguf(2 * MiB)
     hub_server.repos[REPO] = {FILE: content}

@@ -6,6 +6,7 @@ import hashlib
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile
 
 from tidemill import store
 
@@ -47,10 +48,13 @@ def test_http_continues_only_the_same_version(server, make_gguf):
     assert second.sent < 3 * MiB + 1
 
 
-def test_http_starts_over_when_the_content_changed(server, make_gguf):
+@pytest.mark.parametrize("ignores_if_range", [False, True])
+def test_http_starts_over_when_the_content_changed(server, make_gguf, ignores_if_range):
     new = make_gguf(3 * MiB, seed=2)
     server.files[PATH] = make_gguf(4 * MiB, seed=1)
-    behaviour = server.behave(PATH, drop_after=2 * MiB, drops_left=1, etag='"v1"')
+    behaviour = server.behave(
+        PATH, drop_after=2 * MiB, drops_left=1, etag='"v1"', ignores_if_range=ignores_if_range
+    )
 
     def change(event: store.ProgressEvent) -> None:
         if event.done >= MiB:
@@ -202,35 +206,57 @@ def test_memory_split_model(memory, make_gguf):
     assert path.with_name("m-00002-of-00002.gguf").read_bytes() == make_gguf(1000, seed=2)
 
 
-def test_a_failing_filesystem_is_continued(memory, make_gguf, monkeypatch):
-    content = make_gguf(3 * MiB)
-    memory.pipe_file("/bucket/a.gguf", content)
+class FailingFile:
+    """Gives two chunks, then loses its connection; the ones opened after it do not."""
+
+    def __init__(self, file, opened: list[int]):
+        self.file, self.opened, self.left = file, opened, 2
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def seek(self, offset):
+        self.opened.append(offset)
+        self.file.seek(offset)
+
+    def read(self, count):
+        if self.left == 0 and len(self.opened) == 1:
+            raise ConnectionResetError("reset by peer")
+        self.left -= 1
+        return self.file.read(count)
+
+
+@pytest.fixture
+def failing_opens(memory, monkeypatch) -> list[int]:
+    """Makes the memory file system fail once; the list has the offset of every open."""
     opened: list[int] = []
     whole_open = type(memory).open
+    monkeypatch.setattr(
+        type(memory), "open", lambda *a, **k: FailingFile(whole_open(*a, **k), opened)
+    )
+    return opened
 
-    class Failing:
-        def __init__(self, file):
-            self.file, self.left = file, 2
 
-        def __enter__(self):
-            return self
+def test_a_failing_filesystem_is_continued(memory, make_gguf, failing_opens):
+    memory.pipe_file("/bucket/a.gguf", make_gguf(3 * MiB))
+    assert store.resolve("memory://bucket/a.gguf").read_bytes() == make_gguf(3 * MiB)
+    assert failing_opens == [0, 2 * MiB]
 
-        def __exit__(self, *error):
-            self.file.close()
 
-        def seek(self, offset):
-            opened.append(offset)
-            self.file.seek(offset)
+def test_a_file_that_changed_at_its_source_is_started_over(memory, make_gguf, failing_opens):
+    new = make_gguf(3 * MiB, seed=2)
+    memory.pipe_file("/bucket/a.gguf", make_gguf(3 * MiB))
 
-        def read(self, count):
-            if self.left == 0 and len(opened) == 1:
-                raise ConnectionResetError("reset by peer")
-            self.left -= 1
-            return self.file.read(count)
+    def change(event: store.ProgressEvent) -> None:
+        if event.done == 2 * MiB:
+            memory.store["/bucket/a.gguf"] = MemoryFile(memory, "/bucket/a.gguf", new)
 
-    monkeypatch.setattr(type(memory), "open", lambda *a, **k: Failing(whole_open(*a, **k)))
-    assert store.resolve("memory://bucket/a.gguf").read_bytes() == content
-    assert opened == [0, 2 * MiB]
+    path = store.resolve("memory://bucket/a.gguf", progress=change)
+    assert path.read_bytes() == new
+    assert failing_opens == [0, 0]
 
 
 def test_other_schemes_say_what_to_install(monkeypatch):
