@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateSyntaxError
 
@@ -152,6 +152,13 @@ class ChatTemplate:
         return None
 
 
+class ChatPrompt(NamedTuple):
+    """A rendered chat. ``ids`` can begin with a BOS that ``text`` does not have."""
+
+    text: str
+    ids: list[int]
+
+
 def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
@@ -159,8 +166,8 @@ def encode_chat(
     *,
     parse_content: bool = False,
     **options: Any,
-) -> list[int]:
-    """The token ids of a rendered chat, for ``options`` see ``ChatTemplate.render``.
+) -> ChatPrompt:
+    """The prompt of a chat as text and token ids; for ``options`` see ``ChatTemplate.render``.
 
     The one way from messages to ids, for all callers. The template's control tokens become their
     ids; BOS stands at the start exactly once if the template writes it or the tokenizer wants it.
@@ -173,18 +180,19 @@ def encode_chat(
         for name in ("tools", "documents"):
             if options.get(name):
                 options[name] = _guarded(options[name], matcher)
-        ids = tokenizer.encode_guarded(template.render(_guarded(messages, matcher), **options))
+        text = template.render(_guarded(messages, matcher), **options)
+        ids = tokenizer.encode_guarded(text)
+        text = text.replace(GUARD, "")
     else:
         text = template.render(messages, **options)
         ids = tokenizer.encode(text, add_special=False, parse_special=True)
     bos = tokenizer.bos_id
-    if bos is None:
-        return ids
-    while ids[:2] == [bos, bos]:
-        del ids[0]
-    if ids[:1] != [bos] and tokenizer.encode("", add_special=True)[:1] == [bos]:
-        ids.insert(0, bos)
-    return ids
+    if bos is not None:
+        while ids[:2] == [bos, bos]:
+            del ids[0]
+        if ids[:1] != [bos] and tokenizer.encode("", add_special=True)[:1] == [bos]:
+            ids.insert(0, bos)
+    return ChatPrompt(text, ids)
 
 
 def _guarded(value: Any, matcher: TokenMatcher) -> Any:

@@ -190,10 +190,10 @@ def _vocabulary(keys: TokenizerMetadata, *, byte_level: bool) -> tuple[Vocabular
         types = np.where(known, numbers, TokenType.UNDEFINED).astype(np.uint8).tobytes()
     if not byte_level:
         # Older converters wrote the spaces of user-defined tokens as SentencePiece does.
-        for index, kind in enumerate(types):
-            if kind == TokenType.USER_DEFINED:
-                texts[index] = texts[index].replace(SPACE_MARK, " ")
-    ids = {text: index for index, text in enumerate(texts)}
+        user_defined = np.frombuffer(types, np.uint8) == TokenType.USER_DEFINED
+        for index in np.flatnonzero(user_defined).tolist():
+            texts[index] = texts[index].replace(SPACE_MARK, " ")
+    ids = dict(zip(texts, range(len(texts)), strict=True))
     ids.pop("", None)
     if len(ids) != len(texts) - texts.count(""):
         index = next(i for i, text in enumerate(texts) if text and ids[text] != i)

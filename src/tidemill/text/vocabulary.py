@@ -95,6 +95,8 @@ def clean_texts(tokens: Iterable[str | bytes], where: str) -> list[str]:
     Raises TokenizerError for anything but str and bytes.
     """
     texts = list(tokens)
+    if set(map(type, texts)) == {str}:
+        return texts  # type: ignore[return-value]
     for index, text in enumerate(texts):
         if type(text) is str:
             continue
