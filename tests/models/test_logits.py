@@ -81,6 +81,12 @@ DISTINCTIVE = [
     ("llama_yarn", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, None),
     ("llama_yarn", {"rope_parameters": {
         "rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}, None),
+    ("llama_yarn_betas", {"rope_parameters": {
+        **CASE["llama_yarn_betas"].config["rope_parameters"], "beta_slow": 1.0}}, None),
+    ("llama_yarn_mscale", {"rope_parameters": {
+        **CASE["llama_yarn_mscale"].config["rope_parameters"], "truncate": True}}, None),
+    ("llama_yarn_mscale", {"rope_parameters": {
+        **CASE["llama_yarn_mscale"].config["rope_parameters"], "mscale": 0.8}}, None),
     ("mistral", {"sliding_window": None}, None),
     ("mistral", {"sliding_window": 9}, None),
     ("smollm3", {"no_rope_layer_interval": 100}, None),

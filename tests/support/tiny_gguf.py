@@ -131,6 +131,12 @@ def _add_metadata(writer: gguf.GGUFWriter, case: TinyCase) -> None:
         writer.add_rope_scaling_factor(scaling["factor"])
     if kind == "yarn":
         writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        if "beta_fast" in scaling:
+            writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        if "attention_factor" in scaling:  # readers multiply it into YaRN's own
+            usual = 0.1 * math.log(scaling["factor"]) + 1.0
+            writer.add_rope_scaling_attn_factors(scaling["attention_factor"] / usual)
     if kind == "longrope":
         original = c["original_max_position_embeddings"]
         factor = c["max_position_embeddings"] / original

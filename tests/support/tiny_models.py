@@ -172,6 +172,48 @@ CASES = (
         ),
         "llama",
     ),
+    TinyCase(
+        "llama_yarn_betas",
+        _llama(
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+                "beta_fast": 8.0,
+                "beta_slow": 2.0,
+            },
+        ),
+        "llama",
+    ),
+    TinyCase(
+        "llama_yarn_mscale",
+        _llama(
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 16.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.9,
+                "truncate": False,
+            },
+        ),
+        None,
+    ),
+    TinyCase(
+        "llama_yarn_attention_factor",
+        _llama(
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 10000.0,
+                "attention_factor": 0.6,
+            },
+        ),
+        "llama",
+    ),
     TinyCase("llama_biases", _llama(attention_bias=True, mlp_bias=True), "llama"),
     TinyCase("llama_wide_heads", _llama(head_dim=32), "llama"),
     TinyCase(

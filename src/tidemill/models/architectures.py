@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.models.config import ModelConfig
-from tidemill.models.gemma import gemma, gemma2_config, gemma3_config
+from tidemill.models.gemma import GEMMA3_DEFAULTS, gemma, gemma2_config, gemma3_config
 from tidemill.models.hyper import Hyper
 from tidemill.models.llama import llama, llama_config, mixtral_config, smollm3_config
 from tidemill.models.names import HFNames
@@ -44,7 +44,8 @@ class Architecture:
     """One row: how files call it, how to read its hyper-parameters, and how to record it.
 
     ``gguf`` is the ``general.architecture`` of GGUF files, ``hf`` the class name under
-    ``architectures`` in Hugging Face configs, ``model_type`` what stands there if that is missing.
+    ``architectures`` in Hugging Face configs, ``model_type`` what stands there if that is missing,
+    ``hf_defaults`` what those configs leave out.
     """
 
     gguf: str | None
@@ -53,6 +54,7 @@ class Architecture:
     config: Callable[[Hyper, dict[str, Any], int], ModelConfig]
     record: Callable[[Graph, Any], Tensor]
     names: HFNames = field(default_factory=HFNames)
+    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 ARCHITECTURES = (
@@ -94,6 +96,7 @@ ARCHITECTURES = (
         gemma3_config,
         gemma,
         _GEMMA_NAMES,
+        GEMMA3_DEFAULTS,
     ),
     Architecture("phi3", ("Phi3ForCausalLM",), ("phi3",), phi3_config, phi3, PHI_NAMES),
 )

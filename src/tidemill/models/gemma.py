@@ -10,12 +10,24 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tidemill.models.blocks import gated_mlp
 from tidemill.models.config import ModelConfig
 from tidemill.models.hyper import MAX_LAYERS, Hyper
 from tidemill.models.rope import frequencies, hf_rope_parameters, read_rope
 from tidemill.program.graph import Graph, Tensor, gelu_tanh, softcap
 from tidemill.program.ops import RopeSpec
+
+# The configs of multimodal Gemma 3 checkpoints leave out what has its usual value.
+GEMMA3_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +121,10 @@ def _windows(
     n_layers = base["n_layers"]
     window = h.optional_integer("attention.sliding_window", "sliding_window") or default
     key = "attention.sliding_window_pattern"
-    types = h.per_layer(None, "layer_types", n_layers)
-    if types is not None:
-        sliding = [kind == "sliding_attention" for kind in types]
-    elif h.is_gguf and not isinstance(h.raw(key, None), (int, type(None))):
+    sliding = h.sliding(n_layers)
+    if sliding is None and isinstance(h.raw(key, None), (list, np.ndarray)):
         sliding = [bool(flag) for flag in h.per_layer(key, None, n_layers) or ()]
-    else:
+    if sliding is None:
         pattern = h.integer(key, "sliding_window_pattern", pattern, high=MAX_LAYERS)
         sliding = [(index + 1) % pattern != 0 for index in range(n_layers)]
     return tuple(window if slides else None for slides in sliding)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,16 +32,20 @@ class Hyper:
 
     Every method takes the GGUF key (without the ``<architecture>.`` prefix) and the Hugging Face
     key; None means that this format has no such key. A missing key gives ``default``, or an error
-    where there is none.
+    where there is none. ``hf_defaults`` are values that an architecture's Hugging Face configs
+    leave out.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, hf_defaults: Mapping[str, Any] | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.is_gguf = checkpoint.format == "gguf"
         self.metadata: Mapping[str, Any] = checkpoint.metadata
-        text = checkpoint.metadata.get("text_config")
-        if not self.is_gguf and isinstance(text, Mapping):  # the language part of a larger model
-            self.metadata = {**checkpoint.metadata, **text}
+        if not self.is_gguf:
+            text = checkpoint.metadata.get("text_config")  # the language part of a larger model
+            text = text if isinstance(text, Mapping) else {}
+            self.metadata = {**(hf_defaults or {}), **checkpoint.metadata, **text}
         self.prefix = f"{checkpoint.metadata.get('general.architecture')}." if self.is_gguf else ""
 
     def key(self, gguf: str | None, hf: str | None) -> str | None:
@@ -73,11 +78,12 @@ class Hyper:
         if isinstance(value, (np.ndarray, list, tuple)):
             # Some converters write one entry per layer; only a uniform model can be recorded.
             entries = list(value[: MAX_LAYERS + 1])
-            if not entries or len(entries) > MAX_LAYERS or any(e != entries[0] for e in entries):
+            uniform = all(isinstance(e, numbers.Integral) and e == entries[0] for e in entries)
+            if not uniform or not 1 <= len(entries) <= MAX_LAYERS:
                 raise self.fail(gguf, hf, "differs from layer to layer, which is not supported")
             value = entries[0]
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-            raise self.fail(gguf, hf, f"must be a whole number, not {value!r}")
+            raise self.fail(gguf, hf, f"must be a whole number, not {reprlib.repr(value)}")
         result = int(value)
         if not low <= result <= high:
             raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
@@ -126,7 +132,7 @@ class Hyper:
         high: float = math.inf,
     ) -> float:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
-            raise self.fail(gguf, hf, f"must be a number, not {value!r}")
+            raise self.fail(gguf, hf, f"must be a number, not {reprlib.repr(value)}")
         result = float(value)
         if not (math.isfinite(result) and low < result < high):
             raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
@@ -137,7 +143,7 @@ class Hyper:
         if value is None:
             return default
         if not isinstance(value, (bool, np.bool_)):
-            raise self.fail(gguf, hf, f"must be true or false, not {value!r}")
+            raise self.fail(gguf, hf, f"must be true or false, not {reprlib.repr(value)}")
         return bool(value)
 
     def text(self, gguf: str | None, hf: str | None, default: str) -> str:
@@ -145,7 +151,7 @@ class Hyper:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.fail(gguf, hf, f"must be a string, not {value!r}")
+            raise self.fail(gguf, hf, f"must be a string, not {reprlib.repr(value)}")
         return value
 
     def per_layer(self, gguf: str | None, hf: str | None, n_layers: int) -> list[Any] | None:
@@ -154,10 +160,20 @@ class Hyper:
         if value is None:
             return None
         if not isinstance(value, (np.ndarray, Sequence)) or isinstance(value, str):
-            raise self.fail(gguf, hf, f"must be a list with one entry per layer, not {value!r}")
+            raise self.fail(gguf, hf, f"must have one entry per layer, not {reprlib.repr(value)}")
         if len(value) != n_layers:
             raise self.fail(gguf, hf, f"has {len(value)} entries for {n_layers} layers")
         return list(value)
+
+    def sliding(self, n_layers: int) -> list[bool] | None:
+        """Which layers attend through a window, from Hugging Face's ``layer_types``."""
+        types = self.per_layer(None, "layer_types", n_layers)
+        if types is None:
+            return None
+        for kind in types:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise self.fail(None, "layer_types", f"has {reprlib.repr(kind)}: not supported")
+        return [kind == "sliding_attention" for kind in types]
 
     def activation(self, expected: tuple[str, ...], default: str) -> None:
         """Refuse a Hugging Face config that asks for another activation than recorded."""

@@ -69,10 +69,8 @@ def smollm3_config(h: Hyper, base: dict[str, Any], max_context: int) -> LlamaCon
     windows: tuple[int | None, ...] = (None,) * n_layers
     if h.flag(None, "use_sliding_window", False):
         window = h.optional_integer(None, "sliding_window")
-        types = h.per_layer(None, "layer_types", n_layers) or [
-            "full_attention" if turned else "sliding_attention" for turned in rotated
-        ]
-        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+        sliding = h.sliding(n_layers) or [not turned for turned in rotated]
+        windows = tuple(window if slides else None for slides in sliding)
     rope = read_llama_rope(h, base, max_context, default_theta=2e6)
     return LlamaConfig(**base, rope=rope, windows=windows, rotated=rotated)
 

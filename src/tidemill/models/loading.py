@@ -33,11 +33,16 @@ def load_model(checkpoint: Checkpoint, *, max_context: int | None = None) -> Mod
     architecture, incomplete, inconsistent, or has tensors that the architecture has no use for.
     """
     architecture = find_architecture(checkpoint)
-    hyper = Hyper(checkpoint)
+    hyper = Hyper(checkpoint, architecture.hf_defaults)
     where = checkpoint.files[0]
     if max_context is not None and max_context < 1:
         raise ValueError(f"max_context must be at least 1, not {max_context}")
     try:
+        if not hyper.is_gguf and hyper.metadata.get("quantization_config") is not None:
+            raise CheckpointError(
+                "quantised Hugging Face checkpoints (quantization_config) are not supported; "
+                "take the original model, or a GGUF file of it"
+            )
         tied = _tied(hyper)
         sources = canonical(checkpoint, architecture.names, tied=tied)
         embedding = sources.get("token_embd.weight")

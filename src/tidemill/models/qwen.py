@@ -92,10 +92,8 @@ def _dense(h: Hyper, base: dict[str, Any], max_context: int, *, norm_heads: bool
     if h.flag(None, "use_sliding_window", False):
         window = h.optional_integer(None, "sliding_window")
         first = h.integer(None, "max_window_layers", 28, low=0, high=MAX_LAYERS)
-        types = h.per_layer(None, "layer_types", n_layers) or [
-            "sliding_attention" if index >= first else "full_attention" for index in range(n_layers)
-        ]
-        windows = tuple(window if kind == "sliding_attention" else None for kind in types)
+        sliding = h.sliding(n_layers) or [index >= first for index in range(n_layers)]
+        windows = tuple(window if slides else None for slides in sliding)
     return QwenConfig(
         **base,
         rope=_rope(h, base, max_context),

@@ -75,9 +75,10 @@ def read_rope(
     ``max_context`` decides between the short and the long factors of LongRoPE: the long ones
     apply where more than the original context is to be served.
     """
-    if h.is_gguf:
-        return _read_gguf(h, head_dim, style, max_context, default_theta)
-    return _read_hf(h, head_dim, style, max_context, default_theta, layer_type)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused at the end
+        if h.is_gguf:
+            return _read_gguf(h, head_dim, style, max_context, default_theta)
+        return _read_hf(h, head_dim, style, max_context, default_theta, layer_type)
 
 
 def _read_gguf(
@@ -120,7 +121,7 @@ def _read_gguf(
         freqs = freqs / factor
     elif kind not in ("none", "longrope"):
         raise h.fail("rope.scaling.type", None, f"is {kind!r}, which is not supported")
-    return RopeSpec(tuple(freqs.tolist()), style, magnitude)
+    return _spec(h, freqs, style, magnitude)
 
 
 def _read_hf(
@@ -150,14 +151,10 @@ def _read_hf(
     dim = int(head_dim * partial)
     freqs = frequencies(dim - dim % 2, theta)
     trained = h.integer(None, "max_position_embeddings", high=MAX_CONTEXT)
-    original = int(
-        number(
-            "original_max_position_embeddings",
-            h.integer(None, "original_max_position_embeddings", trained, high=MAX_CONTEXT),
-        )
-    )
-    if original < 1:
-        raise h.fail(None, "rope_parameters.original_max_position_embeddings", "must be positive")
+    original = h.integer(None, "original_max_position_embeddings", trained, high=MAX_CONTEXT)
+    original = int(number("original_max_position_embeddings", original))
+    if not 2 <= original <= MAX_CONTEXT:
+        raise h.fail(None, "rope_parameters.original_max_position_embeddings", f"is {original}")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     magnitude = 1.0
 
@@ -199,7 +196,7 @@ def _read_hf(
     # Dynamic NTK changes nothing up to the trained context, which is all that is served.
     elif kind not in ("default", "dynamic"):
         raise h.fail(None, "rope_parameters.rope_type", f"is {kind!r}, which is not supported")
-    return RopeSpec(tuple(freqs.tolist()), style, magnitude)
+    return _spec(h, freqs, style, magnitude)
 
 
 def hf_rope_parameters(h: Hyper, layer_type: str | None = None) -> Mapping[str, Any]:
@@ -222,6 +219,12 @@ def _divide(h: Hyper, freqs: Frequencies, divisors: Frequencies, where: str) -> 
             None, where, f"must hold {len(freqs)} positive rope factors, found {divisors.shape}"
         )
     return freqs / divisors
+
+
+def _spec(h: Hyper, freqs: Frequencies, style: Style, magnitude: float) -> RopeSpec:
+    if not (np.isfinite(freqs).all() and math.isfinite(magnitude)):
+        raise h.fail("rope.scaling", "rope_parameters", "gives rotations that are not finite")
+    return RopeSpec(tuple(freqs.tolist()), style, magnitude)
 
 
 def _yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
