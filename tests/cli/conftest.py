@@ -1,16 +1,27 @@
-"""Runs the command line in processes of its own, with a model store that is empty."""
+"""Runs the command line in this process, with a model store that is empty."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-Tidemill = Callable[..., "subprocess.CompletedProcess[str]"]
+from tidemill.cli.main import main
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Tidemill = Callable[..., Finished]
 
 
 @pytest.fixture
@@ -19,15 +30,20 @@ def cli_env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def tidemill(cli_env: dict[str, str]) -> Tidemill:
-    def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tidemill", *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env={**os.environ, **cli_env, **env},
-        )
+def tidemill(
+    cli_env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Tidemill:
+    """``tidemill("run", model, "Hello", stdin="", NAME="value of an environment variable")``"""
+
+    def run(*arguments: str, stdin: str = "", **env: str) -> Finished:
+        capsys.readouterr()
+        with monkeypatch.context() as patch:
+            for name, value in {**cli_env, **env}.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.stdin", io.StringIO(stdin))
+            with pytest.raises(SystemExit) as left:
+                main(list(arguments))
+        shown = capsys.readouterr()
+        return Finished(int(left.value.code or 0), shown.out, shown.err)
 
     return run

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from support.terminal import Terminal
 from support.tiny_chat_model import write_chat_model
 from tidemill import LLM, SamplingParams
 
-Tidemill = Callable[..., "subprocess.CompletedProcess[str]"]
+Tidemill = Callable[..., Any]  # see conftest.py
 GREEDY = ["--temperature", "0", "--max-tokens", "8", "--ignore-eos"]
 PARAMS = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 CTRL_C, CTRL_D, UP, ALT_ENTER = "\x03", "\x04", "\x1b[A", "\x1b\r"
@@ -106,7 +106,7 @@ def test_a_model_without_a_template_is_refused(tidemill: Tidemill, tmp_path: Pat
 def terminal(tiny_chat_model: Path, cli_env: dict[str, str]) -> Iterator[Terminal]:
     with Terminal(["chat", str(tiny_chat_model), *GREEDY], cli_env) as opened:
         opened.expect("/help lists the commands")
-        opened.expect(">>> ")
+        opened.expect(">>>")
         yield opened
 
 
@@ -115,11 +115,11 @@ def test_a_conversation_at_a_terminal(
 ) -> None:
     terminal.send("Hello\r")
     terminal.expect(r"8 generated.*tok/s")
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     path = tmp_path / "talk.json"
     terminal.send(f"/save {path}\r")
     terminal.expect("2 messages are in")
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.send(CTRL_D)
     assert terminal.finish() == 0
     assert saved(path) == [("user", "Hello"), ("assistant", *answers(tiny_chat_model, "Hello"))]
@@ -134,7 +134,7 @@ def test_several_lines_at_a_terminal(terminal: Terminal, tmp_path: Path) -> None
     ):
         terminal.send(keys)
         terminal.expect("tok/s")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
     terminal.send(f"/save {path}\r")
     terminal.expect("6 messages are in")
     asked = [content for role, content in saved(path) if role == "user"]
@@ -148,24 +148,24 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     # The slow backend: an answer of a thousand tokens would take minutes.
     arguments = ["chat", str(tiny_chat_model), "--backend", "reference", "--ignore-eos"]
     with Terminal([*arguments, "--seed", "1"], cli_env) as terminal:
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send("Hello\r")
         terminal.expect(r"Hello\s+\S")  # the echo, then something of the answer
         terminal.send(CTRL_C)
         terminal.expect(r"\[stopped\]")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send(f"/save {path}\r")
         terminal.expect("2 messages are in")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send("/set max_tokens 3\r")
         terminal.expect("max_tokens 3")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send("Again\r")
         terminal.expect("3 generated")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send("half a line" + CTRL_C)
         terminal.expect("Ctrl-D leaves")
-        terminal.expect(">>> ")
+        terminal.expect(">>>")
         terminal.send(CTRL_D)
         assert terminal.finish() == 0
     assert [role for role, _ in saved(path)] == ["user", "assistant"]
@@ -176,14 +176,14 @@ def test_history_is_kept_between_conversations(
 ) -> None:
     terminal.send("Hello again\r")
     terminal.expect("tok/s")
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.send(CTRL_D)
     assert terminal.finish() == 0
     history = Path(cli_env["TIDEMILL_HOME"]) / "chat_history"
     assert "+Hello again" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
     with Terminal(["chat", str(tiny_chat_model), *GREEDY], cli_env) as later:
-        later.expect(">>> ")
+        later.expect(">>>")
         later.send(UP)
         later.expect("Hello again")
         later.send("\r")

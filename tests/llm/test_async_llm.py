@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -272,3 +275,33 @@ def test_the_thread_ends_when_closed(tiny_chat_model: Path) -> None:
     assert engines() == before + 1
     model.close()
     assert engines() == before
+
+
+def test_a_forgotten_model_stops_its_thread(tiny_chat_model: Path) -> None:
+    model = AsyncLLM(str(tiny_chat_model), threads=1)
+    thread = model._engine._thread
+    del model
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_program_that_never_closes_ends_cleanly(tiny_chat_model: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from tidemill import AsyncLLM, SamplingParams\n"
+        "model = AsyncLLM(sys.argv[1], threads=1)\n"
+        "async def main():\n"
+        "    stream = model.generate('x', SamplingParams(max_tokens=None, ignore_eos=True))\n"
+        "    print((await anext(stream)).outputs[0].token_ids)\n"
+        "    globals()['kept'] = stream\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_chat_model)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""

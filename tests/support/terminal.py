@@ -39,7 +39,8 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", **env},
+            # Nobody answers here where prompt_toolkit asks the terminal for the cursor's position.
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **env},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
@@ -90,6 +91,4 @@ class Terminal:
         except OSError:  # the other end is closed
             return False
         self._raw += data
-        if b"\x1b[6n" in data:  # "where is the cursor?": prompt_toolkit asks, terminals answer
-            os.write(self._master, b"\x1b[1;1R")
         return bool(data)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import ENGINE, SAMPLING, engine_options, pick, sampling_options
+from tidemill.cli.options import (
+    ENGINE,
+    SAMPLING,
+    engine_options,
+    pick,
+    sampling_options,
+    template_option,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +29,10 @@ BLOCK = '"""'
 @click.command(short_help="Talk with a model.")
 @click.argument("model")
 @click.option("-s", "--system", help="System message.")
+@template_option
 @sampling_options
 @engine_options
-def chat(model: str, system: str | None, **options: Any) -> None:
+def chat(model: str, system: str | None, chat_template: str | None, **options: Any) -> None:
     """Talk with MODEL; /help in the conversation lists the commands.
 
     Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D leaves. Without
@@ -48,13 +56,16 @@ def chat(model: str, system: str | None, **options: Any) -> None:
             on_stage=progress.on_stage,
         )
     with llm:
-        if llm.core.template is None:
+        if not llm.core.has_chat_template and chat_template is None:
             raise click.ClickException(
-                f"{model} has no chat template; `tidemill run --raw` continues plain text with it"
+                f"{model} has no chat template: choose one with --chat-template, or continue plain "
+                "text with `tidemill run --raw`"
             )
         if not quiet:
             print(llm.core.compiled.describe_threads(), file=sys.stderr)
-        conversation = Conversation(llm, params, system=system, show_speed=not quiet)
+        conversation = Conversation(
+            llm, params, system=system, template=chat_template, show_speed=not quiet
+        )
         if interactive:
             if not quiet:
                 print(

@@ -57,6 +57,7 @@ class Conversation:
         params: SamplingParams,
         *,
         system: str | None = None,
+        template: str | None = None,
         out: TextIO | None = None,
         notes: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
         show_speed: bool = True,
@@ -64,6 +65,7 @@ class Conversation:
         self._llm = llm
         self._params = params
         self._system = system
+        self._template = template
         self._out = out or sys.stdout
         self._notes = notes
         self._show_speed = show_speed
@@ -140,7 +142,7 @@ class Conversation:
         return True
 
     def _stream(self) -> Generator[RequestOutput, None, None]:
-        return self._llm.stream_chat(self.messages, self._params)
+        return self._llm.stream_chat(self.messages, self._params, chat_template=self._template)
 
     def _set(self, rest: str) -> None:
         if not rest:

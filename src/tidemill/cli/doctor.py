@@ -119,7 +119,7 @@ def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
     from tidemill.hardware import cpu_info
 
     info = cpu_info()
-    kernels = _native.isa_name()
+    kernels = _native.kernel_isa()
     if kernels == "portable":
         findings.append(
             _finding(

@@ -50,6 +50,14 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # before click sees it, which makes it exit code 1
+            leave_broken_pipe()
+        return result
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -80,12 +88,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
     """The entry point; always ends by SystemExit."""
     try:
         code: Any = cli.main(args=argv, prog_name="tidemill", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone (`tidemill run ... | head`). Python flushes stdout once more at exit,
-        # which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(BROKEN_PIPE)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
     except click.UsageError as error:
@@ -101,6 +103,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
         complain(describe(error))
         sys.exit(ERROR)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def leave_broken_pipe() -> NoReturn:
+    """The reader has gone (`tidemill run ... | head`): end as a program that SIGPIPE ended."""
+    # Python flushes stdout once more at exit, which must not fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(BROKEN_PIPE)
 
 
 def describe(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -94,7 +95,13 @@ def sampling_options(command: Command) -> Command:
             default=0,
             help="Only the K likeliest tokens. [default: off]",
         ),
-        click.option("--top-p", type=number(0, 1, min_open=True), default=0.95, show_default=True),
+        click.option(
+            "--top-p",
+            type=number(0, 1, min_open=True),
+            default=0.95,
+            show_default=True,
+            help="Only the likeliest tokens that make up P together.",
+        ),
         click.option(
             "--min-p",
             type=number(0, 1),
@@ -116,6 +123,24 @@ def sampling_options(command: Command) -> Command:
         click.option("--stop", multiple=True, help="End the answer at this text; repeatable."),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token."),
     )(command)
+
+
+def template_option(command: Command) -> Command:
+    return click.option(
+        "--chat-template",
+        callback=_template,
+        help="A built-in template's name, or a Jinja file, instead of the model's own.",
+    )(command)
+
+
+def _template(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A file's content; a name stays what it is (see ``ChatTemplate.for_tokenizer``)."""
+    if value is None or not ("/" in value or value.endswith((".jinja", ".j2", ".txt"))):
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except OSError as error:
+        raise click.BadParameter(f"{value}: {error.strerror}") from None
 
 
 SAMPLING = (

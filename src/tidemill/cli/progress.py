@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 _CLEAR_LINE = "\r\x1b[K"
 _VERBS = {"download": "Downloading", "unpack": "Unpacking", "join": "Joining"}
-_STAGES: dict[Stage, tuple[int, str]] = {
-    "open": (1, "reading the model file"),
-    "tokenizer": (2, "loading the tokenizer"),
-    "compile": (3, "packing weights"),
+_STAGES: dict[Stage, str] = {
+    "open": "reading the model file",
+    "tokenizer": "loading the tokenizer",
+    "compile": "packing weights",
 }
+_BAR = 20
 
 
 class DownloadProgress:
@@ -84,24 +85,26 @@ class LoadProgress:
     """From the download (if there is one) to the loaded model; leaves a clean line behind."""
 
     def __init__(self, model: str, *, quiet: bool = False) -> None:
-        self._model = model
+        self._name = model.rstrip("/").rpartition("/")[2]
+        self._shown = ""
         self._draws = sys.stderr.isatty() and not quiet
         self._download = DownloadProgress(quiet=quiet)
 
     def on_download(self, event: ProgressEvent) -> None:
         self._download(event)
 
-    def on_stage(self, stage: Stage) -> None:
+    def on_stage(self, stage: Stage, fraction: float) -> None:
         self._download.close()
         if not self._draws:
             return
+        line = _CLEAR_LINE
         if stage in _STAGES:
-            number, what = _STAGES[stage]
-            bar = "=" * (4 * number) + " " * (4 * (len(_STAGES) - number))
-            sys.stderr.write(f"{_CLEAR_LINE}{self._model} [{bar}] {what} ...")
-        else:
-            sys.stderr.write(_CLEAR_LINE)
-        sys.stderr.flush()
+            filled = int(_BAR * fraction)
+            line += f"{self._name} [{'=' * filled}{' ' * (_BAR - filled)}] {_STAGES[stage]}"
+        if line != self._shown:
+            self._shown = line
+            sys.stderr.write(line)
+            sys.stderr.flush()
 
     def __enter__(self) -> LoadProgress:
         return self

@@ -14,6 +14,7 @@ from tidemill.cli.options import (
     engine_options,
     pick,
     sampling_options,
+    template_option,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end, no streaming.")
 @click.option("--stats/--no-stats", default=None, help="Speed on stderr. [default: on a terminal]")
+@template_option
 @sampling_options
 @engine_options
 def run(
@@ -36,6 +38,7 @@ def run(
     prompt: str | None,
     system: str | None,
     raw: bool,
+    chat_template: str | None,
     as_json: bool,
     stats: bool | None,
     **options: Any,
@@ -47,8 +50,8 @@ def run(
     The model's chat template is used if it has one, unless --raw.
     """
     text = _prompt_text(prompt)
-    if raw and system:
-        raise click.UsageError("--system needs a chat template; it cannot be used with --raw")
+    if raw and (system or chat_template):
+        raise click.UsageError("--raw uses no chat template: no --system, no --chat-template")
 
     from time import monotonic
 
@@ -73,7 +76,7 @@ def run(
     with llm:
         if not quiet:
             print(llm.core.compiled.describe_threads(), file=sys.stderr)
-        stream = _stream(llm, text, system, raw, params)
+        stream = _stream(llm, text, params, raw, system, chat_template)
         # Its end drops the request, also when Ctrl-C or a closed pipe ends the loop.
         with closing(stream):
             answer = Answer(None if as_json else sys.stdout)
@@ -93,12 +96,14 @@ def run(
 
 
 def _stream(
-    llm: LLM, text: str, system: str | None, raw: bool, params: Any
+    llm: LLM, text: str, params: Any, raw: bool, system: str | None, template: str | None
 ) -> Generator[RequestOutput, None, None]:
-    if raw or (llm.core.template is None and not system):
+    plain = not llm.core.has_chat_template and system is None and template is None
+    if raw or plain:
         return llm.stream(text, params)
     messages = [{"role": "system", "content": system}] if system else []
-    return llm.stream_chat([*messages, {"role": "user", "content": text}], params)
+    messages.append({"role": "user", "content": text})
+    return llm.stream_chat(messages, params, chat_template=template)
 
 
 def _prompt_text(prompt: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,9 @@ class AsyncLLM:
     def __init__(self, model: str = "smollm2", **options: Unpack[LoadOptions]) -> None:
         self._core = Core.load(model, options, max_waiting=_SERVING_QUEUE)
         self._engine = _EngineThread(self._core)
+        # Also when it is forgotten, and before the interpreter ends: a thread that is still in
+        # native code then can bring the process down.
+        self._close = weakref.finalize(self, _close, self._engine, self._core)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -118,8 +122,7 @@ class AsyncLLM:
 
     def close(self) -> None:
         """``aclose`` for callers without an event loop."""
-        self._engine.stop()
-        self._core.close()
+        self._close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -156,6 +159,11 @@ class AsyncLLM:
         finally:
             if not builder.finished:
                 self._engine.abort(prepared.request.id)
+
+
+def _close(engine: _EngineThread, core: Core) -> None:
+    engine.stop()
+    core.close()
 
 
 class _Mailbox:
@@ -215,7 +223,7 @@ class _EngineThread:
         self._stopping = False
         self._mailboxes: dict[str, _Mailbox] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        # A daemon, so that a program that forgets to close can still end.
+        # A daemon: a program that forgets to close ends all the same (see AsyncLLM).
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
         self._thread.start()
 
@@ -237,7 +245,8 @@ class _EngineThread:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _send(self, command: _Submit | str) -> None:
         with self._wake:

@@ -71,8 +71,7 @@ class Core:
         self.compiled = compiled
         self.driver = Driver(engine)
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
-        source = self.tokenizer.chat_template
-        self.template = ChatTemplate(source) if source else None
+        self._templates: dict[str | None, ChatTemplate] = {}
         self._ids = itertools.count()
         self._closed = False
 
@@ -104,6 +103,10 @@ class Core:
             prefix_caching=options.get("prefix_caching", True),
         )
         return Core(compiled, engine)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.tokenizer.chat_template is not None
 
     @property
     def max_context(self) -> int:
@@ -171,15 +174,14 @@ class Core:
         """A conversation as the model's chat template writes it, tokenised.
 
         Nothing is added to what the template writes: where it has a BOS, there is one, and only
-        one. Raises ValueError if the model has no template and none is given.
+        one. ``chat_template`` is the name of a built-in template or Jinja source. Raises
+        ChatTemplateError (a ValueError) if there is no template, or it refuses the messages.
         """
-        template = ChatTemplate(chat_template) if chat_template else self.template
+        template = self._templates.get(chat_template)
         if template is None:
-            raise ValueError(
-                f"{self.compiled.opened.name} has no chat template; give one (chat_template), or "
-                "use it as a plain text model (generate; on the command line --raw)"
-            )
-        text, ids = encode_chat(
+            template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
+            self._templates = {chat_template: template}  # compiling takes longer than rendering
+        prompt = encode_chat(
             self.tokenizer,
             template,
             messages,
@@ -187,4 +189,4 @@ class Core:
             add_generation_prompt=add_generation_prompt,
             **(template_options or {}),
         )
-        return PreparedPrompt(text, tuple(ids))
+        return PreparedPrompt(prompt.text, tuple(prompt.ids))

@@ -71,7 +71,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of a list of conversations, as ``generate`` does.
 
-        A message is {"role": ..., "content": ...}. ``chat_template`` (Jinja) replaces the model's.
+        A message is {"role": ..., "content": ...}. ``chat_template``: a built-in
+        template's name or Jinja source instead of the model's own.
         """
         prompts = [
             self._core.render_chat(

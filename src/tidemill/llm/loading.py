@@ -26,7 +26,9 @@ log = logging.getLogger("tidemill")
 
 BackendName = Literal["cpu", "reference"]
 Stage = Literal["open", "tokenizer", "compile", "ready"]
-OnStage = Callable[[Stage], None]
+OnStage = Callable[[Stage, float], None]
+"""Told each stage of a load as it begins, and how much of it is done (0 to 1; only packing the
+weights, "compile", takes long enough to be told more than once)."""
 
 
 class Backend(Protocol):
@@ -50,6 +52,7 @@ class Backend(Protocol):
         max_batch_tokens: int,
         max_logit_rows: int,
         threads: int,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Runner: ...
 
 
@@ -168,7 +171,12 @@ def compile_model(
         available=available_memory(),
     )
     _tell(on_stage, "compile")
-    runner = chosen.compile(opened.model, kv=cache.kv, **limits)
+    runner = chosen.compile(
+        opened.model,
+        kv=cache.kv,
+        **limits,
+        progress=lambda done, total: _tell(on_stage, "compile", done / max(1, total)),
+    )
     _tell(on_stage, "ready")
     compiled = CompiledModel(opened, runner, cache, threads, cores)
     log.info(
@@ -201,6 +209,6 @@ def start_engine(
     )
 
 
-def _tell(on_stage: OnStage | None, stage: Stage) -> None:
+def _tell(on_stage: OnStage | None, stage: Stage, fraction: float = 0.0) -> None:
     if on_stage is not None:
-        on_stage(stage)
+        on_stage(stage, fraction)

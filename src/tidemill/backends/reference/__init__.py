@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tidemill.backends.base import KVCacheSpec, MemoryPlan
 from tidemill.backends.reference.runner import ReferenceRunner
@@ -18,10 +19,12 @@ def compile(
     max_batch_tokens: int = 512,
     max_logit_rows: int = 64,
     threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
     optimised: bool = False,
 ) -> ReferenceRunner:
-    """A runner for ``model``. ``threads`` is accepted as by every backend and left to NumPy;
-    ``optimised`` runs the program that compiled backends run, to test the passes."""
+    """A runner for ``model``. ``threads`` is accepted as by every backend and left to NumPy, and
+    so is ``progress``, since nothing is packed. ``optimised`` runs the program that compiled
+    backends run, to test the passes."""
     if kv.n_blocks < 1 or kv.block_size < 1 or max_batch_tokens < 1 or max_logit_rows < 1:
         raise ValueError("KV blocks, block size, batch tokens and logit rows must be at least 1")
     program = model.program
