@@ -1,0 +1,549 @@
+"""The engine over a fake model that knows its own continuation: what comes out, and who pays."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.fake_runner import FakeRunner
+from engine.helpers import (
+    Collector,
+    check_blocks,
+    check_idle,
+    drive,
+    make_engine,
+    request,
+)
+from engine.sampling_oracle import logprobs as true_logprobs
+from tidemill.engine.base import FinishEvent, PromptEvent, TokenEvent
+from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+
+
+def prompt_of(n: int, seed: int = 0, vocab: int = 40) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(vocab) for _ in range(n)]
+
+
+def run_alone(prompt, runner=None, **params):
+    engine = make_engine(runner or FakeRunner())
+    return drive(engine, [request("r", prompt, **params)])["r"]
+
+
+# ---- the same tokens, however they come about --------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [1, 3, 4, 7, 32, 64])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 33, 100])
+def test_chunked_prefill_gives_the_one_shot_output(budget: int, length: int) -> None:
+    runner = FakeRunner()
+    prompt = prompt_of(length)
+    engine = make_engine(runner, max_batch_tokens=budget)
+    result = drive(engine, [request("r", prompt, max_tokens=12)])["r"]
+    assert result.tokens == runner.greedy(prompt, 12)
+    assert runner.steps == -(-length // budget) + 11
+
+
+@pytest.mark.parametrize("length", [4, 7, 8, 9, 40])
+def test_cold_warm_partial_and_evicted_are_equal(length: int) -> None:
+    runner = FakeRunner(n_blocks=32)
+    engine = make_engine(runner)
+    prompt = prompt_of(length)
+    expected = runner.greedy(prompt, 20)
+
+    def run(id: str) -> tuple[list[int], int]:
+        result = drive(engine, [request(id, prompt, max_tokens=20)])[id]
+        return result.tokens, result.prompt.cached_tokens
+
+    assert run("cold") == (expected, 0)
+    assert run("warm") == (expected, (length - 1) // 4 * 4)
+    branch = prompt[: length // 2] + prompt_of(30, seed=9)
+    partial = drive(engine, [request("branch", branch)])["branch"]
+    assert partial.tokens == runner.greedy(branch, 16)
+    assert partial.prompt.cached_tokens == length // 2 // 4 * 4
+    for i in range(8):  # 8 x 15 blocks push everything else out
+        drive(engine, [request(f"other{i}", prompt_of(50, seed=100 + i), max_tokens=10)])
+    assert run("evicted") == (expected, 0)
+
+
+def test_prompts_that_end_with_a_full_cached_block_still_compute_their_last_token() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    prompt = prompt_of(8)
+    drive(engine, [request("a", prompt)])
+    before = runner.tokens_computed
+    result = drive(engine, [request("b", prompt, max_tokens=1)])["b"]
+    assert result.prompt.cached_tokens == 4
+    assert runner.tokens_computed - before == 4
+    assert result.tokens == runner.greedy(prompt, 1)
+
+
+def test_generated_tokens_are_cached_for_the_next_turn() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    prompt = prompt_of(10)
+    answer = drive(engine, [request("a", prompt, max_tokens=14)])["a"].tokens
+    turn = prompt + answer + [5, 6, 7]
+    result = drive(engine, [request("b", turn)])["b"]
+    assert result.prompt.cached_tokens == 20  # of 23 computed ones, the full blocks
+    assert result.tokens == runner.greedy(turn, 16)
+
+
+def test_no_hits_across_salts_or_without_caching() -> None:
+    prompt = prompt_of(40)
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    for i, (salt, cached) in enumerate([("a", 0), ("a", 36), ("b", 0), ("", 0), ("b", 36)]):
+        result = drive(engine, [request(str(i), prompt, salt=salt)])[str(i)]
+        assert result.prompt.cached_tokens == cached
+        assert result.tokens == runner.greedy(prompt, 16)
+    engine = make_engine(FakeRunner(), prefix_caching=False)
+    for id in ("a", "b"):
+        assert drive(engine, [request(id, prompt)])[id].prompt.cached_tokens == 0
+    assert engine.stats.cached_blocks == 0
+
+
+def test_alone_and_with_others_are_equal() -> None:
+    runner = FakeRunner(n_blocks=200)
+    params = {"temperature": 0.9, "top_p": 0.9, "seed": 11, "max_tokens": 25, "logprobs": 2}
+    prompt = prompt_of(21)
+    alone = run_alone(prompt, **params)
+    engine = make_engine(runner, max_sequences=17, max_batch_tokens=40)
+    others = [
+        request(f"o{i}", prompt_of(i * 3 + 1, seed=i), temperature=1.0, n=1 + i % 3)
+        for i in range(16)
+    ]
+    together = drive(engine, [*others[:8], request("r", prompt, **params), *others[8:]])["r"]
+    assert together.tokens == alone.tokens
+    assert together.samples[0].logprobs == alone.samples[0].logprobs
+
+
+def test_seeds() -> None:
+    prompt = prompt_of(9)
+    params = {"temperature": 1.0, "max_tokens": 30}
+
+    def tokens(entropy: int = 1, **more) -> list[int]:
+        engine = make_engine(FakeRunner(), entropy=entropy)
+        return drive(engine, [request("r", prompt, **params, **more)])["r"].tokens
+
+    assert tokens(seed=1) == tokens(seed=1) == tokens(seed=1, entropy=2)
+    assert tokens(seed=1) != tokens(seed=2)
+    assert tokens(seed=-1) == tokens(seed=2**64 - 1)
+    assert tokens() == tokens()  # the same entropy and arrival
+    assert tokens() != tokens(entropy=2)
+    engine = make_engine(FakeRunner())
+    results = drive(engine, [request(str(i), prompt, **params) for i in range(5)])
+    assert len({tuple(r.tokens) for r in results.values()}) == 5
+
+
+# ---- samples -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 4, 6, 8, 13])
+@pytest.mark.parametrize("slots", [2, 8])
+def test_n_samples_share_the_prompt(length: int, slots: int) -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner, max_sequences=slots)
+    prompt = prompt_of(length)
+    result = drive(engine, [request("r", prompt, n=5, temperature=1.0, seed=3)])["r"]
+    assert sorted(result.samples) == [0, 1, 2, 3, 4]
+    streams = {tuple(sample.tokens) for sample in result.samples.values()}
+    assert len(streams) == 5
+    if slots == 8:
+        assert runner.tokens_computed == length + 5 * 15  # the prompt once
+    # What a sample says does not depend on how many there are, nor on having to wait for a slot.
+    fewer = drive(make_engine(FakeRunner()), [request("r", prompt, n=2, temperature=1.0, seed=3)])
+    for i in (0, 1):
+        assert fewer["r"].samples[i].tokens == result.samples[i].tokens
+
+
+def test_forks_without_a_block_to_copy_to_wait_their_turn() -> None:
+    runner = FakeRunner(n_blocks=4)
+    engine = make_engine(runner)
+    prompt = prompt_of(14)  # all four blocks, the last one partial
+    result = drive(engine, [request("r", prompt, n=3, max_tokens=2)])["r"]
+    assert [s.tokens for s in result.samples.values()] == [runner.greedy(prompt, 2)] * 3
+
+
+def test_best_of_gives_the_best_by_mean_logprob_at_the_end() -> None:
+    prompt, params = prompt_of(9), {"temperature": 1.5, "seed": 4, "max_tokens": 12}
+    stop = [1, 2, 3, 4, 5]
+    all_of_them = drive(
+        make_engine(FakeRunner()),
+        [request("r", prompt, n=6, logprobs=0, stop_token_ids=stop, **params)],
+    )["r"].samples
+    mean = {
+        i: s.finish.cumulative_logprob / len(s.tokens) for i, s in all_of_them.items()
+    }  # fmt: skip
+    for i, s in all_of_them.items():
+        total = sum(entry[0].logprob for entry in s.logprobs)
+        assert s.finish.cumulative_logprob == pytest.approx(total), i
+    best = sorted(mean, key=lambda i: -mean[i])
+    engine = make_engine(FakeRunner())
+    engine.add(request("r", prompt, n=2, best_of=6, stop_token_ids=stop, **params), 0.0)
+    collector, seen = Collector(), []
+    while engine.has_work:
+        events = engine.step(0.0)
+        seen.append([type(event) for event in events])
+        collector.take(events)
+    result = collector.results["r"]
+    assert all(set(types) <= {PromptEvent} for types in seen[:-1])
+    assert [result.samples[i].tokens for i in (0, 1)] == [all_of_them[i].tokens for i in best[:2]]
+    assert result.samples[0].finish.cumulative_logprob == pytest.approx(
+        all_of_them[best[0]].finish.cumulative_logprob
+    )
+    assert result.samples[0].logprobs[0] is None
+    check_idle(engine)
+
+
+# ---- ends --------------------------------------------------------------------------------------
+
+
+def test_stop_token_ids_and_min_tokens() -> None:
+    runner, prompt = FakeRunner(), prompt_of(6)
+    truth = runner.greedy(prompt, 40)
+    stop = truth[5]
+    first = truth.index(stop)
+    result = run_alone(prompt, stop_token_ids=[stop], max_tokens=40)
+    assert result.tokens == truth[: first + 1]
+    assert (result.samples[0].finish.reason, result.samples[0].finish.stop_reason) == ("stop", stop)
+    late = run_alone(prompt, stop_token_ids=[stop], max_tokens=40, min_tokens=10)
+    assert len(late.tokens) > 10
+    assert stop not in late.tokens[:10]
+    assert late.tokens[:first] == truth[:first]
+
+
+def test_lengths() -> None:
+    prompt = prompt_of(6)
+    result = run_alone(prompt, max_tokens=7)
+    assert len(result.tokens) == 7
+    assert result.samples[0].finish.reason == "length"
+    assert len(run_alone(prompt, max_tokens=None).tokens) == 128 - 6
+    nothing = run_alone(prompt, max_tokens=0, prompt_logprobs=1, n=2)
+    assert nothing.prompt.prompt_tokens == 6
+    assert len(nothing.prompt.logprobs) == 6
+    assert [s.finish.reason for s in nothing.samples.values()] == ["length"] * 2
+    assert not nothing.tokens
+
+
+def test_the_usable_context_is_the_advertised_one() -> None:
+    runner = FakeRunner(n_blocks=10)
+    engine = make_engine(runner)
+    assert engine.max_context == 40  # what the KV memory holds, less than the 128 configured
+    for length, tokens in ((40, 1), (10, 31), (10, 1000), (41, None), (40, None), (41, 0)):
+        with pytest.raises(ContextLengthError, match="context of 40") as caught:
+            engine.add(request("r", prompt_of(length), max_tokens=tokens), 0.0)
+        assert caught.value.code == "context_length_exceeded"
+    results = drive(
+        engine,
+        [
+            request("a", prompt_of(39), max_tokens=1),
+            request("b", prompt_of(1), max_tokens=39),
+            request("c", prompt_of(20), max_tokens=None),
+            request("d", prompt_of(40), max_tokens=0),
+        ],
+    )
+    assert [len(results[id].tokens) for id in "abc"] == [1, 39, 20]
+    assert results["d"].done
+
+
+@pytest.mark.parametrize(
+    ("param", "arguments"),
+    [
+        ("prompt", {"prompt": []}),
+        ("prompt", {"prompt": [40]}),
+        ("prompt", {"prompt": [-1]}),
+        ("prompt", {"prompt": [2**40]}),
+        ("prompt", {"prompt": [1.5]}),
+        ("prompt", {"prompt": ["a"]}),
+        ("stop_token_ids", {"prompt": [1], "stop_token_ids": [40]}),
+        ("logit_bias", {"prompt": [1], "logit_bias": {-1: 1.0}}),
+        ("stop", {"prompt": [1], "stop": ["x"]}),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused(param: str, arguments: dict) -> None:
+    engine = make_engine(FakeRunner())
+    with pytest.raises(RequestError) as caught:
+        engine.add(request("r", **arguments), 0.0)
+    assert caught.value.param == param
+    check_idle(engine)
+
+
+def test_ids_are_unique_while_they_run_and_the_queue_is_bounded() -> None:
+    engine = make_engine(FakeRunner(), max_waiting=3)
+    engine.add(request("r", [1]), 0.0)
+    with pytest.raises(RequestError, match="'r'"):
+        engine.add(request("r", [1]), 0.0)
+    engine.add(request("s", [1]), 0.0)
+    engine.add(request("t", [1]), 0.0)
+    with pytest.raises(QueueFullError, match="try again later"):
+        engine.add(request("u", [1]), 0.0)
+    drive(engine)
+    drive(engine, [request("r", [1])])
+
+
+# ---- log-probabilities -------------------------------------------------------------------------
+
+
+def test_logprobs_are_the_models_own() -> None:
+    runner, prompt = FakeRunner(), prompt_of(7)
+    result = run_alone(
+        prompt, logprobs=4, temperature=0.6, top_k=3, logit_bias={2: 9.0}, seed=1, max_tokens=9,
+        repetition_penalty=1.4,
+    )  # fmt: skip
+    tokens = list(prompt)
+    for token, entries in zip(result.tokens, result.samples[0].logprobs, strict=True):
+        truth = true_logprobs(runner.logits_after(tokens))
+        order = np.argsort(-truth)
+        assert entries[0].token_id == token
+        assert [e.token_id for e in entries[1:]] == order[:4].tolist()
+        assert [e.rank for e in entries[1:]] == [1, 2, 3, 4]
+        for entry in entries:
+            assert entry.logprob == pytest.approx(truth[entry.token_id], abs=1e-5)
+        assert entries[0].rank == order.tolist().index(token) + 1
+        tokens.append(token)
+
+
+@pytest.mark.parametrize("budget", [1, 5, 64])
+@pytest.mark.parametrize("rows", [2, 32])
+def test_prompt_logprobs_whatever_the_chunks_and_the_cache(budget: int, rows: int) -> None:
+    runner, prompt = FakeRunner(max_logit_rows=rows), prompt_of(23)
+    engine = make_engine(runner, max_batch_tokens=budget)
+    drive(engine, [request("warm", prompt)])
+    others = [request(f"o{i}", prompt_of(9, seed=i)) for i in range(4)]
+    result = drive(engine, [*others, request("r", prompt, prompt_logprobs=2, n=2)])["r"]
+    entries = result.prompt.logprobs
+    assert result.prompt.cached_tokens == 0
+    assert entries[0] is None
+    assert len(entries) == 23
+    for i in range(1, 23):
+        truth = true_logprobs(runner.logits_after(prompt[:i]))
+        assert entries[i][0].token_id == prompt[i]
+        assert [e.token_id for e in entries[i][1:]] == np.argsort(-truth)[:2].tolist()
+        for entry in entries[i]:
+            assert entry.logprob == pytest.approx(truth[entry.token_id], abs=1e-5)
+    for sample in result.samples.values():
+        assert sample.tokens == runner.greedy(prompt, 16)
+    again = drive(engine, [request("again", prompt, max_tokens=1)])["again"]
+    assert again.prompt.cached_tokens == 20
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def test_logits_that_are_not_finite_fail_only_their_request() -> None:
+    runner = FakeRunner(nan_after=39)
+    engine = make_engine(runner)
+    good = [request(f"g{i}", prompt_of(5 + i, i, 30), logit_bias={39: -100}) for i in range(5)]
+    bad = [
+        request("b0", [1, 2, 39]),
+        request("b1", [39], n=3),
+        request("b2", [3], logit_bias={39: 100}),
+    ]
+    results = drive(engine, [good[0], bad[0], *good[1:3], bad[1], *good[3:], bad[2]])
+    for r in good:
+        assert results[r.id].done
+        assert results[r.id].error is None
+        assert len(results[r.id].tokens) == 16
+    for r in bad:
+        assert "not finite" in results[r.id].error.message
+    assert results["b2"].tokens == [39]
+    assert engine.stats.failures == 3
+
+
+def test_a_prompt_that_scores_nan_fails() -> None:
+    engine = make_engine(FakeRunner(nan_after=39))
+    result = drive(engine, [request("r", [1, 39, 2, 3], prompt_logprobs=0)])["r"]
+    assert "not finite" in result.error.message
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_raising_step_fails_only_the_request_at_fault(n: int) -> None:
+    runner = FakeRunner(poison=39)
+    engine = make_engine(runner)
+    good = [request(f"g{i}", prompt_of(9, i, 30), n=n, logit_bias={39: -100}) for i in range(5)]
+    bad = [request("b0", [1, 39, 2]), request("b1", [*prompt_of(50, 1, 30), 39])]
+    results = drive(engine, [*good[:2], *bad, *good[2:]])
+    for r in good:
+        assert [len(s.tokens) for s in results[r.id].samples.values()] == [16] * n
+    for r in bad:
+        assert "a poisoned token" in results[r.id].error.message
+    # Nothing of a failed step may be found in the prefix cache.
+    retry = drive(engine, [request("again", good[0].prompt_token_ids, logit_bias={39: -100})])
+    assert retry["again"].tokens == results["g0"].samples[0].tokens
+
+
+def test_a_passing_fault_costs_nobody_anything() -> None:
+    runner, prompts = FakeRunner(), [prompt_of(9 + i, i) for i in range(6)]
+    engine = make_engine(runner)
+    for i, prompt in enumerate(prompts):
+        engine.add(request(str(i), prompt), 0.0)
+    collector = Collector()
+    for step in range(60):
+        if step % 4 == 1 and engine.stats.running > 1:
+            runner.fail_next = 1
+        collector.take(engine.step(0.0))
+        check_blocks(engine)
+    for i, prompt in enumerate(prompts):
+        assert collector.results[str(i)].tokens == runner.greedy(prompt, 16)
+    check_idle(engine)
+
+
+def test_a_broken_device_fails_everything_it_is_asked_and_nothing_hangs() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    runner.fail_next = 10**9
+    results = drive(engine, [request(str(i), prompt_of(30, i), n=2) for i in range(20)])
+    assert all("the device is busy" in r.error.message for r in results.values())
+    runner.fail_next = 0
+    assert drive(engine, [request("r", [1])])["r"].tokens == runner.greedy([1], 16)
+
+
+def test_a_failing_copy_fails_only_that_request() -> None:
+    runner = FakeRunner()
+    runner.fail_copies = True
+    engine = make_engine(runner)
+    results = drive(
+        engine, [request("a", [1, 2], n=2), request("b", [3]), request("c", [1] * 4, n=2)]
+    )
+    assert "no copying" in results["a"].error.message
+    assert results["b"].tokens == runner.greedy([3], 16)
+    assert len(results["c"].samples) == 2  # a prompt of full blocks has nothing to copy
+
+
+def test_a_runner_that_gives_the_wrong_shape_is_noticed() -> None:
+    runner = FakeRunner()
+    forward = runner.forward
+    runner.forward = lambda batch: forward(batch)[:, :-1]
+    result = drive(make_engine(runner), [request("r", [1])])["r"]
+    assert "shape (1, 39)" in result.error.message
+
+
+# ---- aborts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["queued", "prefill", "decode", "forked", "preempted", "held"])
+def test_abort_in_any_state(state: str) -> None:
+    runner = FakeRunner(n_blocks=80)
+    engine = make_engine(runner, max_sequences=6)
+    scheduler = engine._scheduler
+    n, best_of = {"forked": (3, None), "held": (2, 3)}.get(state, (1, None))
+    victim = request("v", prompt_of(90), n=n, best_of=best_of, max_tokens=20, priority=1)
+    collector = Collector()
+    if state == "queued":
+        for i in range(6):
+            engine.add(request(f"q{i}", prompt_of(2, i), max_tokens=30), 0.0)
+    engine.add(victim, 0.0)
+    bystander = request("b", prompt_of(11, 5), max_tokens=40)
+    for step in range({"queued": 3, "prefill": 2}.get(state, 9)):
+        if step == 1:
+            engine.add(bystander, 0.0)
+        collector.take(engine.step(0.0))
+
+    samples = engine._groups["v"].samples
+    if state == "preempted":
+        scheduler._preempt(samples[0])
+    in_state = {
+        "queued": samples[0] in scheduler.waiting and not samples[0].preemptions,
+        "prefill": 0 < samples[0].computed < 90,
+        "decode": samples[0].n_output > 2,
+        "forked": len(samples) == 3 and all(s.slot >= 0 for s in samples),
+        "preempted": samples[0] in scheduler.waiting and samples[0].n_output > 2,
+        "held": len((engine._groups["v"].held or [[]] * 3)[2]) > 2,
+    }
+    assert in_state[state]
+    assert engine.abort("v")
+    check_blocks(engine)
+    everywhere = scheduler.running + scheduler.waiting
+    assert not any(s.group.request is victim for s in everywhere)
+    assert not engine.abort("v")
+    assert engine.has_work
+    collector.take(engine.step(0.0))
+    reasons = [s.finish.reason for s in collector.results["v"].samples.values()]
+    assert reasons == ["abort"] * n
+    while engine.has_work:
+        collector.take(engine.step(0.0))
+    check_idle(engine)
+    assert collector.results["b"].tokens == runner.greedy(bystander.prompt_token_ids, 40)
+
+
+def test_aborting_what_is_unknown_or_over_says_so() -> None:
+    engine = make_engine(FakeRunner())
+    assert not engine.abort("never")
+    drive(engine, [request("r", [1])])
+    assert not engine.abort("r")
+    assert not engine.has_work
+
+
+def test_an_abort_of_one_sample_set_tells_only_of_what_had_not_ended() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    engine.add(request("r", prompt_of(5), n=4, temperature=1.0, seed=2, max_tokens=60,
+                       stop_token_ids=[0, 1, 2]), 0.0)  # fmt: skip
+    collector = Collector()
+    while not any(s.finish for r in collector.results.values() for s in r.samples.values()):
+        collector.take(engine.step(0.0))
+    engine.abort("r")
+    events = engine.step(0.0)
+    collector.take(events)
+    assert all(isinstance(e, FinishEvent) and e.reason == "abort" for e in events)
+    reasons = sorted(s.finish.reason for s in collector.results["r"].samples.values())
+    assert len(reasons) == 4
+    assert reasons[-1] == "stop"
+    check_idle(engine)
+
+
+def test_thousands_of_short_requests_and_aborts_leave_nothing() -> None:
+    rng = random.Random(3)
+    engine = make_engine(FakeRunner(n_blocks=40), max_waiting=50)
+    collector = Collector()
+    live: list[str] = []
+    for i in range(3000):
+        id = f"r{i}"
+        try:
+            prompt = prompt_of(rng.randrange(1, 12), rng.randrange(30))
+            n, max_tokens = rng.choice([1, 1, 2]), rng.randrange(1, 6)
+            engine.add(request(id, prompt, n=n, max_tokens=max_tokens), 0.0)
+            live.append(id)
+        except QueueFullError:
+            pass
+        if rng.random() < 0.3 and live:
+            engine.abort(live.pop(rng.randrange(len(live))))
+        if i % 2:
+            collector.take(engine.step(0.0))
+            live = [id for id in live if id in engine._groups]
+        assert len(engine._groups) <= 60
+    while engine.has_work:
+        collector.take(engine.step(0.0))
+    check_idle(engine)
+    assert all(result.done for result in collector.results.values())
+    assert len(engine._kv._by_hash) <= 40
+
+
+def test_events_of_a_request_come_in_order() -> None:
+    engine = make_engine(FakeRunner())
+    engine.add(request("r", prompt_of(40), max_tokens=3), 0.0)
+    events = []
+    while engine.has_work:
+        events += engine.step(0.0)
+    assert [type(e) for e in events] == [
+        PromptEvent,
+        TokenEvent,
+        TokenEvent,
+        TokenEvent,
+        FinishEvent,
+    ]
+
+
+def test_stats_count_and_time_is_what_it_is_told() -> None:
+    engine = make_engine(FakeRunner())
+    engine.add(request("a", prompt_of(9), max_tokens=3), 10.0)
+    engine.step(12.5)
+    engine.add(request("b", prompt_of(9), max_tokens=2), 20.0)
+    while engine.has_work:
+        engine.step(21.0)
+    stats = engine.stats
+    assert (stats.started, stats.queue_seconds) == (2, 3.5)
+    assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (18, 8)
+    assert (stats.generated_tokens, stats.failures, stats.preemptions) == (5, 0, 0)
