@@ -35,42 +35,38 @@ Executor::Executor(const Limits& limits, int vocab_size, int group, std::size_t 
   if (limits.threads < 1 || limits.threads > Team::kMaxSize) {
     reject("threads must be 1 to " + text(Team::kMaxSize) + ", not " + text(limits.threads));
   }
-  shared_layout_.add(shared_bytes);
 }
 
 Executor::~Executor() = default;
 
-int Executor::add_matrix(TensorType type, int rows, int cols, int count,
-                         const std::uint8_t* file) {
+int Executor::add_matrix(TensorType type, int rows, int cols, int count) {
   if (count < 1) reject("a stack of no matrices");
   if (const char* why = pack_error(type, rows, cols)) reject(why);
   const std::size_t bytes = packed_bytes(type, rows, cols);
   const std::size_t offset =
       weight_layout_.add(checked_mul(bytes, static_cast<std::size_t>(count)));
-  const std::size_t file_bytes = static_cast<std::size_t>(rows) * row_bytes(type, cols);
-  matrices_.push_back({type, rows, cols, count, offset, bytes, file, file_bytes});
+  matrices_.push_back({type, rows, cols, count, offset, bytes});
   return static_cast<int>(matrices_.size()) - 1;
 }
 
-int Executor::add_vector(const float* values, int size) {
+int Executor::add_vector(int size) {
+  if (size < 1) reject("a vector of no elements");
   vectors_.push_back({weight_layout_.add(static_cast<std::size_t>(size) * sizeof(float)), size});
-  vector_values_.emplace_back(values, values + size);
   return static_cast<int>(vectors_.size()) - 1;
 }
 
-int Executor::add_table(TensorType type, int rows, int cols, const std::uint8_t* data) {
+int Executor::add_table(TensorType type, int rows, int cols) {
   if (const char* why = pack_error(type, rows, cols)) reject(why);
   if (rows < vocab_size_) reject("the embedding table has fewer rows than the vocabulary");
-  tables_.push_back({type, rows, cols, data});
+  tables_.push_back({type, rows, cols, nullptr});
   return static_cast<int>(tables_.size()) - 1;
 }
 
-int Executor::add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved) {
-  const auto width = static_cast<std::ptrdiff_t>(2 * inv_freq.size());
-  const std::size_t offset = shared_layout_.add(
-      checked_mul(static_cast<std::size_t>(width) * sizeof(float),
-                  static_cast<std::size_t>(limits_.max_tokens)));
-  rope_tables_.push_back({std::move(inv_freq), magnitude, interleaved, {offset, width}});
+int Executor::add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved,
+                             const View& view) {
+  if (inv_freq.empty() || inv_freq.size() > kMaxHeadDim) reject("a rotation of no or many pairs");
+  check_view(view, limits_.max_tokens, static_cast<int>(2 * inv_freq.size()));
+  rope_tables_.push_back({std::move(inv_freq), magnitude, interleaved, view});
   return static_cast<int>(rope_tables_.size()) - 1;
 }
 
@@ -102,7 +98,7 @@ std::size_t Executor::scratch_bytes() const {
   for (const auto& instruction : instructions_) {
     worker = std::max(worker, align_up(instruction->scratch_bytes()));
   }
-  return shared_layout_.total() + partial_bytes_ +
+  return align_up(shared_values_) + partial_bytes_ +
          static_cast<std::size_t>(limits_.threads) * (replica_bytes_ + worker);
 }
 
@@ -127,35 +123,44 @@ void Executor::allocate() {
   weights_ = AlignedBuffer(weight_bytes());
   kv_ = AlignedBuffer(kv_bytes());
   scratch_ = AlignedBuffer(scratch_bytes());
-  for (std::size_t i = 0; i < vectors_.size(); ++i) {
-    std::memcpy(weights_.data() + vectors_[i].offset, vector_values_[i].data(),
-                vector_values_[i].size() * sizeof(float));
-  }
-  vector_values_.clear();
-  partial_offset_ = shared_layout_.total();
+  partial_offset_ = align_up(shared_values_);
   seconds_.assign(instructions_.size(), 0.0);
   tiles_.reserve(static_cast<std::size_t>(limits_.max_tokens));
   team_ = std::make_unique<Team>(limits_.threads);
 }
 
-void Executor::pack(int index) {
-  if (!team_) throw std::logic_error("pack() before allocate()");
+void Executor::load_matrix(int index, const std::uint8_t* stored) {
+  if (!team_) throw std::logic_error("load_matrix() before allocate()");
   const Matrix& m = matrix(index);
+  const std::size_t stored_bytes =
+      static_cast<std::size_t>(m.rows) * row_bytes(m.type, m.cols);
   auto* packed = reinterpret_cast<std::uint8_t*>(weights_.data() + m.offset);
+  // Ranges of tiles of about a quarter of a MiB, over the whole stack.
   const int tiles = m.view(weights_.data()).tiles();
-  // Ranges small enough to balance, over the whole stack.
-  const int step = std::max(1, static_cast<int>((std::size_t{1} << 18) / (m.bytes / static_cast<std::size_t>(tiles) + 1)));
+  const std::size_t tile_bytes = m.bytes / static_cast<std::size_t>(tiles) + 1;
+  const int step = std::max(1, static_cast<int>((std::size_t{1} << 18) / tile_bytes));
   const int ranges = (tiles + step - 1) / step;
-  std::atomic<std::int64_t> next{0};
   const std::int64_t total = static_cast<std::int64_t>(ranges) * m.count;
+  std::atomic<std::int64_t> next{0};
   team_->run([&](int) {
     for (std::int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < total;) {
       const auto member = static_cast<std::size_t>(i / ranges);
       const int begin = static_cast<int>(i % ranges) * step;
-      pack_tiles(m.type, m.rows, m.cols, m.file + member * m.file_bytes, packed + member * m.bytes,
-                 begin, std::min(begin + step, tiles));
+      pack_tiles(m.type, m.rows, m.cols, stored + member * stored_bytes,
+                 packed + member * m.bytes, begin, std::min(begin + step, tiles));
     }
   });
+}
+
+void Executor::load_vector(int index, const float* values) {
+  if (!team_) throw std::logic_error("load_vector() before allocate()");
+  const Vector& v = vector(index);
+  std::memcpy(weights_.data() + v.offset, values,
+              static_cast<std::size_t>(v.size) * sizeof(float));
+}
+
+void Executor::load_table(int index, const std::uint8_t* stored) {
+  tables_.at(static_cast<std::size_t>(index)).data = stored;
 }
 
 void Executor::check(const BatchArrays& b) const {
@@ -269,6 +274,9 @@ void Executor::prepare(const BatchArrays& b) {
 
 void Executor::forward(const BatchArrays& batch) {
   if (!team_) throw std::logic_error("forward() before allocate()");
+  for (const Table& table : tables_) {
+    if (table.data == nullptr) throw std::logic_error("forward() before load_table()");
+  }
   check(batch);
   prepare(batch);
   for (const auto& instruction : instructions_) instruction->tickets.reset(limits_.threads);
@@ -299,12 +307,16 @@ const float* Executor::logits() const {
   return reinterpret_cast<const float*>(scratch_.data() + logits_.offset);
 }
 
-void Executor::copy_block(int source, int destination) {
+void Executor::check_block(int source, int destination) const {
   for (const int block : {source, destination}) {
     if (block < 0 || block >= limits_.n_blocks) {
-      reject("KV block " + text(block) + " (0 to " + text(limits_.n_blocks - 1) + ")");
+      reject("KV block " + text(block) + " is outside 0 to " + text(limits_.n_blocks - 1));
     }
   }
+}
+
+void Executor::copy_block(int source, int destination) {
+  check_block(source, destination);
   if (source == destination) return;
   for (const KvLayer& layer : kv_layers_) {
     std::byte* base = kv_.data() + layer.offset;

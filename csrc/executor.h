@@ -133,10 +133,8 @@ class Instruction {
 struct Matrix {
   TensorType type;
   int rows, cols, count;
-  std::size_t offset;        // of the first
-  std::size_t bytes;         // of one
-  const std::uint8_t* file;  // where it is packed from; belongs to the caller
-  std::size_t file_bytes;    // of one
+  std::size_t offset;  // of the first
+  std::size_t bytes;   // of one
 
   PackedMatrix view(const std::byte* weights, int index = 0) const {
     return packed_view(type, rows, cols,
@@ -158,7 +156,7 @@ struct Vector {
 struct Table {
   TensorType type;
   int rows, cols;
-  const std::uint8_t* data;
+  const std::uint8_t* data;  // null until loaded
 };
 
 // cos and sin of every token's angles, computed once a step: rows of [pairs] cos, [pairs] sin.
@@ -200,10 +198,10 @@ class Executor {
   ~Executor();
 
   // ---- building, before allocate(); each returns an index for later calls
-  int add_matrix(TensorType type, int rows, int cols, int count, const std::uint8_t* file);
-  int add_vector(const float* values, int size);
-  int add_table(TensorType type, int rows, int cols, const std::uint8_t* data);
-  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved);
+  int add_matrix(TensorType type, int rows, int cols, int count);
+  int add_vector(int size);
+  int add_table(TensorType type, int rows, int cols);
+  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved, const View& view);
   int add_kv_layer(int n_kv_heads, int head_dim);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
   void set_logits(const View& view) { logits_ = view; }
@@ -214,17 +212,28 @@ class Executor {
   std::size_t weight_bytes() const { return weight_layout_.total(); }
   std::size_t kv_bytes() const { return kv_layout_.total(); }
   std::size_t scratch_bytes() const;
+  // Weights, KV and scratch as allocate() took them.
+  std::array<std::size_t, 3> allocated_bytes() const {
+    return {weights_.size(), kv_.size(), scratch_.size()};
+  }
+
+  // ---- loading
+  // Takes the memory and starts the threads. Throws std::bad_alloc.
+  void allocate();
+  // Packs a matrix (or stack) from its stored bytes, all threads together.
+  void load_matrix(int matrix, const std::uint8_t* stored);
+  void load_vector(int vector, const float* values);
+  // The stored bytes of a table, which must stay where they are.
+  void load_table(int table, const std::uint8_t* stored);
 
   // ---- running
-  // Takes the memory, starts the threads and copies the vectors. Throws std::bad_alloc.
-  void allocate();
-  // Packs one matrix from its file bytes, all threads together.
-  void pack(int matrix);
   // Runs a step; logits are at logits() until the next call. Throws std::invalid_argument, before
   // anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
   void forward(const BatchArrays& batch);
   const float* logits() const;
   std::ptrdiff_t logits_stride() const { return logits_.stride; }
+  // Throws std::invalid_argument unless both are KV blocks of this executor.
+  void check_block(int source, int destination) const;
   void copy_block(int source, int destination);
 
   // Seconds and calls per instruction since profiling was switched on, as the caller's thread saw
@@ -258,7 +267,6 @@ class Executor {
   int query_tile_tokens_;
   std::size_t shared_values_;
   std::size_t replica_bytes_;
-  Layout shared_layout_;
   Layout weight_layout_;
   Layout kv_layout_;
   std::size_t partial_offset_ = 0;
@@ -266,7 +274,6 @@ class Executor {
 
   std::vector<Matrix> matrices_;
   std::vector<Vector> vectors_;
-  std::vector<std::vector<float>> vector_values_;
   std::vector<Table> tables_;
   std::vector<RopeTable> rope_tables_;
   std::vector<KvLayer> kv_layers_;

@@ -85,12 +85,12 @@ class RowChain final : public Instruction {
 // out[t] = scale * table[token[t]]
 class EmbedRows final : public Instruction {
  public:
-  EmbedRows(std::string name, const Table& table, const View& out, float scale)
-      : Instruction(std::move(name)), table_(table), out_(out), scale_(scale) {}
+  EmbedRows(std::string name, const Executor& executor, int table, const View& out, float scale);
   void run(const Step& step, Worker& worker) override;
 
  private:
-  Table table_;
+  const Executor& executor_;
+  int table_;
   View out_;
   float scale_;
 };

@@ -139,14 +139,21 @@ void RowChain::run_row(const Step& step, const Worker& worker, int row, float* c
   }
 }
 
+EmbedRows::EmbedRows(std::string name, const Executor& executor, int table, const View& out,
+                     float scale)
+    : Instruction(std::move(name)), executor_(executor), table_(table), out_(out), scale_(scale) {
+  executor.check_view(out, executor.limits().max_tokens, executor.table(table).cols);
+}
+
 void EmbedRows::run(const Step& step, Worker& worker) {
+  const Table& table = executor_.table(table_);
   const RowRange rows = share_rows(step.n_tokens, worker.rank, worker.team->size());
-  const std::size_t bytes = row_bytes(table_.type, table_.cols);
+  const std::size_t bytes = row_bytes(table.type, table.cols);
   for (int r = rows.begin; r < rows.end; ++r) {
     float* out = step.row(out_, r);
-    dequantize_row(table_.type, table_.data + static_cast<std::size_t>(step.tokens[r]) * bytes,
-                   table_.cols, out);
-    if (scale_ != 1.0f) step.kernels->rows.scale(out, scale_, table_.cols, out);
+    dequantize_row(table.type, table.data + static_cast<std::size_t>(step.tokens[r]) * bytes,
+                   table.cols, out);
+    if (scale_ != 1.0f) step.kernels->rows.scale(out, scale_, table.cols, out);
   }
 }
 

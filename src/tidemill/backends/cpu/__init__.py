@@ -1,0 +1,72 @@
+"""The CPU backend: a program compiled to C++ kernels, a whole step in one native call."""
+
+from __future__ import annotations
+
+from tidemill.backends.base import KVCacheSpec, MemoryPlan
+from tidemill.backends.cpu.build import Built, build
+from tidemill.backends.cpu.runner import CpuRunner, Progress
+from tidemill.models import Model
+
+__all__ = ["CpuRunner", "compile", "plan"]
+
+
+def compile(
+    model: Model,
+    *,
+    kv: KVCacheSpec,
+    max_batch_tokens: int = 512,
+    max_logit_rows: int = 64,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> CpuRunner:
+    """Compile ``model`` and pack its weights.
+
+    ``threads`` is the size of the thread team, the calling thread included (None: one per usable
+    core). ``progress(done, total)`` is told the bytes of weights packed. Raises ``ValueError``
+    for limits that make no sense, ``CheckpointError`` for weights that cannot be packed and
+    ``MemoryError`` if there is no room.
+    """
+    built = _build(model, kv, max_batch_tokens, max_logit_rows, threads)
+    runner = CpuRunner(
+        built, kv, max_batch_tokens, max_logit_rows, vocab_size=model.config.vocab_size
+    )
+    runner.load(built, model.weights, progress)
+    return runner
+
+
+def plan(
+    model: Model,
+    *,
+    kv: KVCacheSpec,
+    max_batch_tokens: int = 512,
+    max_logit_rows: int = 64,
+    threads: int | None = None,
+) -> MemoryPlan:
+    """The bytes that ``compile`` with the same arguments will take, exactly; takes none.
+
+    The embedding table, which is read in place from the mapped file, is not counted: its pages
+    are the page cache's.
+    """
+    executor = _build(model, kv, max_batch_tokens, max_logit_rows, threads).executor
+    return MemoryPlan(executor.weight_bytes, executor.kv_bytes, executor.scratch_bytes)
+
+
+def _build(
+    model: Model,
+    kv: KVCacheSpec,
+    max_batch_tokens: int,
+    max_logit_rows: int,
+    threads: int | None,
+) -> Built:
+    if threads is None:
+        from tidemill.hardware import usable_cores
+
+        threads = usable_cores()
+    return build(
+        model.program,
+        model.weights.sources,
+        kv=kv,
+        max_batch_tokens=max_batch_tokens,
+        max_logit_rows=max_logit_rows,
+        threads=threads,
+    )

@@ -1,0 +1,131 @@
+"""Where the buffers of a lowered program lie, and where its threads must meet.
+
+Buffers live from the first instruction that touches them to the last; those that do not live at
+the same time share addresses. An instruction's results never overlap its operands, because the
+threads run through it at different speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tidemill.backends.cpu.instructions import Access, Blocks, Buffer, Instruction, Lowered, Memory
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What memory is sized by; ``block_bytes`` are those of 32 quantised activations."""
+
+    max_tokens: int
+    max_logits: int
+    small_rows: int
+    block_bytes: int
+    block_width: int
+
+    def row_bytes(self, memory: Memory) -> int:
+        if isinstance(memory, Buffer):
+            return memory.width * 4
+        return memory.width // self.block_width * self.block_bytes
+
+    def shared_bytes(self, memory: Memory) -> int:
+        rows = self.max_tokens if memory.domain == "tokens" else self.max_logits
+        return rows * self.row_bytes(memory)
+
+    def replica_bytes(self, memory: Memory) -> int:
+        if isinstance(memory, Blocks) and memory.replicated:
+            return self.small_rows * self.row_bytes(memory)
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """Offsets in bytes by memory, the bytes in all, and the barriers before each instruction as
+    (in a large step, in a small step)."""
+
+    shared: dict[Memory, int]
+    shared_total: int
+    replica: dict[Memory, int]
+    replica_total: int
+    barriers: tuple[tuple[bool, bool], ...]
+
+
+def map_memory(lowered: Lowered, sizes: Sizes) -> MemoryMap:
+    lifetimes = _lifetimes(lowered)
+    shared = {memory: sizes.shared_bytes(memory) for memory in lifetimes}
+    replica = {m: sizes.replica_bytes(m) for m in lifetimes if sizes.replica_bytes(m)}
+    shared_at, shared_total = _place(shared, lifetimes)
+    replica_at, replica_total = _place(replica, lifetimes)
+    ranges = {m: (at, at + shared[m]) for m, at in shared_at.items()}
+    large, small = (_barriers(lowered.instructions, ranges, mode) for mode in (False, True))
+    return MemoryMap(
+        shared_at, shared_total, replica_at, replica_total, tuple(zip(large, small, strict=True))
+    )
+
+
+def _lifetimes(lowered: Lowered) -> dict[Memory, tuple[int, int]]:
+    result: dict[Memory, tuple[int, int]] = {}
+    for index, instruction in enumerate(lowered.instructions):
+        for small in (False, True):
+            for access in instruction.accesses(small):
+                first, _ = result.get(access.memory, (index, index))
+                result[access.memory] = (first, index)
+    end = len(lowered.instructions)
+    first, _ = result[lowered.logits.buffer]
+    result[lowered.logits.buffer] = (first, end)
+    return result
+
+
+def _place(
+    sizes: dict[Memory, int], lifetimes: dict[Memory, tuple[int, int]]
+) -> tuple[dict[Memory, int], int]:
+    """Offsets by first fit, the largest first, and the bytes in all."""
+    placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, lifetime
+    offsets: dict[Memory, int] = {}
+    for memory, size in sorted(sizes.items(), key=lambda item: -item[1]):
+        life = lifetimes[memory]
+        at = 0
+        for begin, end, other in sorted(placed):
+            if other[1] < life[0] or life[1] < other[0]:
+                continue
+            if at + size <= begin:
+                break
+            at = max(at, end)
+        stop = -(-(at + size) // _ALIGN) * _ALIGN
+        placed.append((at, stop, life))
+        offsets[memory] = at
+    return offsets, max((end for _, end, _ in placed), default=0)
+
+
+def _barriers(
+    instructions: Sequence[Instruction], ranges: dict[Memory, tuple[int, int]], small: bool
+) -> list[bool]:
+    """Whether the threads must meet before each instruction: if it touches what another thread
+    may have touched since the last meeting, and one of the two writes."""
+    since: list[Access] = []
+    result = []
+    for instruction in instructions:
+        accesses = list(instruction.accesses(small))
+        needed = any(_conflict(old, new, ranges) for old in since for new in accesses)
+        result.append(needed)
+        since = accesses if needed else since + accesses
+    return result
+
+
+def _conflict(old: Access, new: Access, ranges: dict[Memory, tuple[int, int]]) -> bool:
+    if not (old.writes or new.writes):
+        return False
+    a, b = ranges[old.memory], ranges[new.memory]
+    if a[1] <= b[0] or b[1] <= a[0]:
+        return False
+    # The same rows of the same buffer stay with the same thread.
+    own = old.memory is new.memory and old.by_rows is not None and old.by_rows == new.by_rows
+    return not own
+
+
+def total_barriers(barriers: Iterable[tuple[bool, bool]]) -> tuple[int, int]:
+    """How often threads meet in a large and in a small step (attention's own apart)."""
+    large, small = zip(*barriers, strict=True)
+    return sum(large), sum(small)

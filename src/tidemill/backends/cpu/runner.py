@@ -1,0 +1,125 @@
+"""The CPU backend's runner: one native call a step."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.backends.base import Batch, KVCacheSpec
+from tidemill.backends.cpu.build import Built
+from tidemill.weights.base import WeightTensor
+
+# Bytes of weights loaded so far, and in all.
+Progress = Callable[[int, int], None]
+
+
+class CpuRunner:
+    """A compiled program with its packed weights, its KV memory and its threads.
+
+    Logits that ``forward`` gives are a view on the runner's memory. A runner must be made in the
+    process that uses it: threads do not survive ``fork()``, and using it in a child raises
+    ``RuntimeError``.
+    """
+
+    def __init__(
+        self, built: Built, kv: KVCacheSpec, max_batch_tokens: int, max_logit_rows: int,
+        vocab_size: int,
+    ) -> None:  # fmt: skip
+        self._executor: Any = built.executor
+        self._tables: list[WeightTensor] = []  # read in place for as long as this lives
+        self.kv = kv
+        self.vocab_size = vocab_size
+        self.max_batch_tokens = max_batch_tokens
+        self.max_logit_rows = max_logit_rows
+
+    def load(
+        self, built: Built, weights: Mapping[str, WeightTensor], progress: Progress | None = None
+    ) -> None:
+        """Take the memory and pack all weights, one tensor after another, every thread at work.
+
+        The pages of a mapped file are given back as soon as their tensor is packed, so that
+        the peak is the packed size and one tensor. Raises ``MemoryError`` if there is no room.
+        """
+        executor = self._executor
+        executor.allocate()
+        names = [*built.matrices, *built.vectors]
+        sizes = {name: weights[name].nbytes for name in names}
+        done, total = 0, sum(sizes.values())
+        for name in names:
+            tensor = weights[name]
+            if name in built.matrices:
+                executor.load_matrix(built.matrices[name], tensor.data)
+            if name in built.vectors:
+                executor.load_vector(built.vectors[name], tensor.dequantize().reshape(-1))
+            release_pages(tensor.data)
+            done += sizes[name]
+            if progress is not None:
+                progress(done, total)
+        for name, index in built.tables.items():
+            tensor = weights[name]
+            executor.load_table(index, tensor.data)
+            self._tables.append(tensor)
+
+    def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
+        """Run one step; float32 logits (R, vocab_size), valid until the next call.
+
+        Raises ``ValueError`` that names the field if the batch breaks its contract; nothing has
+        changed then.
+        """
+        logits: npt.NDArray[np.float32] = self._open().forward(
+            batch.tokens,
+            batch.positions,
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            batch.logit_rows,
+        )
+        return logits
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole KV blocks (source, destination) in all layers, in order."""
+        self._open().copy_blocks(list(pairs))
+
+    def profile(self, on: bool) -> None:
+        """Start (or stop) timing instructions; ``timings`` counts from here."""
+        self._open().set_profiling(on)
+
+    def timings(self) -> list[tuple[str, float]]:
+        """(instruction, seconds) in program order, waiting included."""
+        return list(self._open().timings())
+
+    def allocated_bytes(self) -> tuple[int, int, int]:
+        """Bytes taken for weights, KV and scratch."""
+        weights, kv, scratch = self._open().allocated_bytes
+        return weights, kv, scratch
+
+    def close(self) -> None:
+        """Free KV memory, weights and threads (once no logits of this runner are held);
+        idempotent."""
+        self._executor = None
+        self._tables.clear()
+
+    def _open(self) -> Any:
+        if self._executor is None:
+            raise RuntimeError("the runner is closed")
+        return self._executor
+
+
+def release_pages(data: npt.NDArray[np.uint8]) -> None:
+    """Give the whole pages of a view on a mapped file back to the kernel, which can read them
+    again; memory of another kind is left alone."""
+    owner: Any = data
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, mmap.mmap) or data.size == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    whole = np.frombuffer(owner, dtype=np.uint8)
+    begin = data.ctypes.data - whole.ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
