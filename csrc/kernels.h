@@ -21,13 +21,19 @@
 // On the caller's side: code outside these files is compiled for the baseline CPU.
 #pragma once
 
+#include "attention.h"
 #include "matmul_kernels.h"
+#include "rows_kernels.h"
+#include "sampling_kernels.h"
 
 namespace tidemill {
 
 struct KernelTable {
   const char* isa;  // "portable", "avx2", "avx512", "neon"
   MatmulKernels matmul;
+  AttentionKernels attention;
+  RowKernels rows;
+  SamplingKernels sampling;
 };
 
 // The table in use: the best that this CPU runs, or the one named by the environment variable

@@ -18,6 +18,7 @@
 //   reduce_add(f) reduce_max(f)    folded 16 -> 8 -> 4 -> 2 -> 1 (lane i with lane i + width / 2)
 //   less(a, b) -> m, select(m, a, b) = m ? a : b, lane-wise
 //   i32_splat(x) i32_load(p) i32_store(p, i), operators + - & | on i, i32_max(a, b),
+//   reduce_add(i) reduce_max(i)
 //   shift_left<n>(i) shift_right<n>(i) (logical)
 //   to_f32(i) round_to_i32(f) (nearest, ties to even) as_f32(i) as_i32(f) (same bits)
 //   b64_load(p) b64_splat(x), b64_quad(p): the 4 bytes at p for each of the 16 rows
@@ -27,7 +28,8 @@
 //   store_i8(p, i): 16 int32 in [-128, 127] as 16 bytes
 //   prefetch(p)
 //
-// and the integer dot products over one group of 32 columns (see the files):
+// kDirectTokens, kStagedTokens, kFloatTokens: how many tokens a micro-kernel of matmul.inl.h takes at
+// once, from the number of registers; and the integer dot products over one group of 32 columns (see the files):
 //
 //   DotU<max>   bytes of weights in [0, max]
 //   DotS        bytes of weights in [-128, 127]
@@ -43,7 +45,7 @@
 #include <cstdint>
 #include <cstring>
 
-#define TIDEMILL_INLINE [[gnu::always_inline]] inline
+#define TIDEMILL_INLINE __attribute__((always_inline)) inline
 
 #if defined(TIDEMILL_ISA_AVX2)
 #include "simd_avx2.h"

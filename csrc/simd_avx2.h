@@ -6,6 +6,12 @@
 namespace tidemill::TIDEMILL_ISA {
 namespace {
 
+// Per token two registers of int16 sums; three to six tokens run alike, less than three are slower.
+inline constexpr int kDirectTokens = 4;
+inline constexpr int kStagedTokens = 4;
+// Six tokens' accumulators of two registers, the weights and one broadcast fill sixteen registers.
+inline constexpr int kFloatTokens = 6;
+
 struct f32x16 {
   __m256 lo, hi;
 };
@@ -144,6 +150,18 @@ TIDEMILL_INLINE i32x16 operator|(i32x16 a, i32x16 b) {
 }
 TIDEMILL_INLINE i32x16 i32_max(i32x16 a, i32x16 b) {
   return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
+}
+TIDEMILL_INLINE std::int32_t reduce_add(i32x16 v) {
+  const __m256i s8 = _mm256_add_epi32(v.lo, v.hi);
+  const __m128i s4 = _mm_add_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
+  const __m128i s2 = _mm_add_epi32(s4, _mm_shuffle_epi32(s4, 0x4E));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s2, _mm_shuffle_epi32(s2, 0xB1)));
+}
+TIDEMILL_INLINE std::int32_t reduce_max(i32x16 v) {
+  const __m256i s8 = _mm256_max_epi32(v.lo, v.hi);
+  const __m128i s4 = _mm_max_epi32(_mm256_castsi256_si128(s8), _mm256_extracti128_si256(s8, 1));
+  const __m128i s2 = _mm_max_epi32(s4, _mm_shuffle_epi32(s4, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(s2, _mm_shuffle_epi32(s2, 0xB1)));
 }
 template <int n>
 TIDEMILL_INLINE i32x16 shift_left(i32x16 a) {

@@ -1,0 +1,290 @@
+// The matmul kernels: 16 rows of weights against a few tokens at a time.
+//
+// One micro-kernel, `accumulate`, does all the arithmetic, for any format and one or a few
+// tokens. Group after group it forms the integer sums of 16 rows x T tokens and adds them, scaled, to
+// T float accumulators. Two drivers feed it:
+//   few tokens    straight from the packed tile, unpacking as it goes (decode: memory-bound);
+//   many tokens   a stretch of the tile is first unpacked to bytes and float scales in the L1 cache
+//                 ("staged": just another format) and reused by all tokens of a block that
+//                 fits in the L2 cache.
+// Integer sums are exact and the float operations of one output are the same in every case, so an
+// output's bits do not depend on the driver, on T, or on where stretches end.
+#pragma once
+
+#include <utility>
+
+#include "formats.inl.h"
+#include "matmul.h"
+
+namespace tidemill::TIDEMILL_ISA {
+namespace {
+
+// kStagedTokens and kDirectTokens of simd_<isa>.h: tokens per micro-kernel in the staged driver, and
+// the most that the direct driver takes. More would not fit the registers; measured, not guessed
+// (benchmarks/kernel_matmul.py).
+
+// Groups per staged stretch: 24 x 640 bytes leave half of a 32 KiB L1 cache to the activations.
+inline constexpr int kStageGroups = 24;
+
+// Tokens per block of the staged driver, by size (about half of a 512 KiB L2 cache) and by count.
+inline constexpr std::size_t kBlockBytes = 256 * 1024;
+inline constexpr int kMostBlockTokens = 256;
+
+// The parts of a tile that the micro-kernel reads.
+struct Tile {
+  const std::uint8_t* quants;
+  const std::uint8_t* scales;
+};
+
+template <int... kQuad, class Body>
+TIDEMILL_INLINE void unroll(std::integer_sequence<int, kQuad...>, const Body& body) {
+  (body(std::integral_constant<int, kQuad>{}), ...);
+}
+
+// ---- the micro-kernel
+
+template <class Format, int T>
+TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBlock* const (&x)[T],
+                               f32x16 (&acc)[T]) {
+  const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
+  constexpr std::make_integer_sequence<int, 8> quads;
+  typename Format::DotType dot[T];
+  const auto scales = Format::scales(tile.scales, group);
+  unroll(quads, [&](auto quad) {
+    constexpr int j = decltype(quad)::value;
+    const b64 w = Format::template quad<j>(quants);
+    unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
+      constexpr int t = decltype(token)::value;
+      const b64 a = b64_quad(x[t][group].q + 4 * j);
+      if constexpr (Format::kKind == Kind::kSub) {
+        dot[t].template add<j>(w, a, scales.factor_lo, scales.factor_hi);
+      } else {
+        dot[t].template add<j>(w, a);
+      }
+    });
+  });
+  unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
+    constexpr int t = decltype(token)::value;
+    const ActivationBlock& block = x[t][group];
+    const f32x16 scale = scales.scale * f32_splat(block.scale);
+    if constexpr (Format::kKind == Kind::kAffine) {
+      acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
+      acc[t] = fma(scales.min, f32_splat(block.sum), acc[t]);
+    } else if constexpr (Format::kKind == Kind::kSigned) {
+      acc[t] = fma(to_f32(dot[t].sum(&block.sum_lo)), scale, acc[t]);
+    } else {
+      const i32x16 offset = pair_dot(scales.offset_pairs, &block.sum_lo);
+      if constexpr (Format::kOneScale) {
+        acc[t] = fma(to_f32(dot[t].sum() + offset), scale, acc[t]);
+      } else {
+        acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
+        acc[t] = fma(to_f32(offset), scales.offset_scale * f32_splat(block.scale), acc[t]);
+      }
+    }
+  });
+}
+
+// acc[t] += the product of groups [begin, end) of a tile with token t. x[t] is the token's first
+// block of the whole row.
+template <class Format, int T>
+[[gnu::noinline]] void accumulate(const Tile& tile, int begin, int end,
+                                  const ActivationBlock* const* tokens, f32x16* accumulators) {
+  const ActivationBlock* x[T];
+  f32x16 acc[T];
+  for (int t = 0; t < T; ++t) {
+    x[t] = tokens[t];
+    acc[t] = accumulators[t];
+  }
+  for (int group = begin; group < end; ++group) add_group<Format, T>(tile, group, x, acc);
+  for (int t = 0; t < T; ++t) accumulators[t] = acc[t];
+}
+
+// accumulate<Format, count> for a count known at run time only, 1 <= count <= kMost.
+template <class Format, int kMost>
+void accumulate_some(int count, const Tile& tile, int begin, int end,
+                     const ActivationBlock* const* tokens, f32x16* acc) {
+  if constexpr (kMost == 1) {
+    accumulate<Format, 1>(tile, begin, end, tokens, acc);
+  } else if (count == kMost) {
+    accumulate<Format, kMost>(tile, begin, end, tokens, acc);
+  } else {
+    accumulate_some<Format, kMost - 1>(count, tile, begin, end, tokens, acc);
+  }
+}
+
+// ---- staging
+
+// Unpacked groups: eight planes of bytes, then the scales as the micro-kernel wants them. kQuantBytes
+// spans both, so that one group is one run of memory. Formats of one kind and dot product share one
+// staged form.
+template <class Dot>
+struct StagedAffine : ByteQuants {
+  static constexpr Kind kKind = Kind::kAffine;
+  static constexpr int kQuantBytes = 512 + 2 * 64;
+  using DotType = Dot;
+  static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const AffineScales& s) {
+    f32_store(reinterpret_cast<float*>(p), s.scale);
+    f32_store(reinterpret_cast<float*>(p + 64), s.min);
+  }
+  static TIDEMILL_INLINE AffineScales scales(const std::uint8_t* stage, int group) {
+    const auto* p = reinterpret_cast<const float*>(stage + group * kQuantBytes);
+    return {f32_load(p), f32_load(p + 16)};
+  }
+};
+
+template <class Dot>
+struct StagedSigned : ByteQuants {
+  static constexpr Kind kKind = Kind::kSigned;
+  static constexpr int kQuantBytes = 512 + 64;
+  using DotType = Dot;
+  static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const SignedScales& s) {
+    f32_store(reinterpret_cast<float*>(p), s.scale);
+  }
+  static TIDEMILL_INLINE SignedScales scales(const std::uint8_t* stage, int group) {
+    return {f32_load(reinterpret_cast<const float*>(stage + group * kQuantBytes))};
+  }
+};
+
+template <class Dot, bool one_scale>
+struct StagedSub : ByteQuants {
+  static constexpr Kind kKind = Kind::kSub;
+  static constexpr bool kOneScale = one_scale;
+  static constexpr int kQuantBytes = 512 + 5 * 64;
+  using DotType = Dot;
+  static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const SubScales& s) {
+    f32_store(reinterpret_cast<float*>(p), s.scale);
+    f32_store(reinterpret_cast<float*>(p + 64), s.offset_scale);
+    i32_store(p + 128, s.factor_lo);
+    i32_store(p + 192, s.factor_hi);
+    i32_store(p + 256, s.offset_pairs);
+  }
+  static TIDEMILL_INLINE SubScales scales(const std::uint8_t* stage, int group) {
+    const std::uint8_t* p = stage + group * kQuantBytes;
+    return {f32_load(reinterpret_cast<const float*>(p)),
+            f32_load(reinterpret_cast<const float*>(p + 64)), i32_load(p + 128), i32_load(p + 192),
+            i32_load(p + 256)};
+  }
+};
+
+template <class Format>
+struct StagedForm;
+template <class Format>
+  requires(Format::kKind == Kind::kAffine)
+struct StagedForm<Format> {
+  using Type = StagedAffine<typename Format::DotType>;
+};
+template <class Format>
+  requires(Format::kKind == Kind::kSigned)
+struct StagedForm<Format> {
+  using Type = StagedSigned<typename Format::DotType>;
+};
+template <class Format>
+  requires(Format::kKind == Kind::kSub)
+struct StagedForm<Format> {
+  using Type = StagedSub<typename Format::DotType, Format::kOneScale>;
+};
+template <class Format>
+using Staged = typename StagedForm<Format>::Type;
+
+template <class Format>
+void stage_groups(const Tile& tile, int begin, int end, std::uint8_t* stage) {
+  using To = Staged<Format>;
+  for (int group = begin; group < end; ++group, stage += To::kQuantBytes) {
+    const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
+    unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
+      constexpr int j = decltype(quad)::value;
+      b64_store(stage + 64 * j, Format::template quad<j>(quants));
+    });
+    To::put_scales(stage + 512, Format::scales(tile.scales, group));
+  }
+}
+
+// ---- drivers
+
+TIDEMILL_INLINE std::ptrdiff_t row_of(const std::int32_t* rows, int token) {
+  return rows == nullptr ? token : rows[token];
+}
+
+// Add the bias of a tile's rows and write its columns of one output row.
+TIDEMILL_INLINE void write_output(const Matmul& m, int tile, int token, f32x16 acc) {
+  const int first = tile * kTileRows;
+  const int rows = m.weights.rows - first < kTileRows ? m.weights.rows - first : kTileRows;
+  float* out = m.out + row_of(m.out_rows, token) * m.out_stride + first;
+  if (rows == kTileRows) {
+    if (m.bias != nullptr) acc = acc + f32_load(m.bias + first);
+    f32_store(out, acc);
+  } else {
+    if (m.bias != nullptr) acc = acc + f32_load_n(m.bias + first, rows);
+    f32_store_n(out, acc, rows);
+  }
+}
+
+template <class Format>
+TIDEMILL_INLINE Tile packed_tile(const PackedMatrix& w, int tile) {
+  const std::uint8_t* data = w.data + static_cast<std::size_t>(tile) * w.tile_bytes;
+  return {data, data + static_cast<std::size_t>(w.cols / kGroup) * Format::kQuantBytes};
+}
+
+template <class Format>
+void multiply_few(const Matmul& m) {
+  const ActivationBlock* x[kDirectTokens];
+  for (int t = 0; t < m.tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, t) * m.x_stride;
+  for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
+    f32x16 acc[kDirectTokens];
+    for (int t = 0; t < m.tokens; ++t) acc[t] = f32_zero();
+    accumulate_some<Format, kDirectTokens>(m.tokens, packed_tile<Format>(m.weights, tile), 0,
+                                           m.weights.cols / kGroup, x, acc);
+    for (int t = 0; t < m.tokens; ++t) write_output(m, tile, t, acc[t]);
+  }
+}
+
+// Tokens [first, last) of the call, at most kMostBlockTokens.
+template <class Format>
+void multiply_block(const Matmul& m, int first, int last) {
+  const ActivationBlock* x[kMostBlockTokens];
+  alignas(64) f32x16 acc[kMostBlockTokens];
+  alignas(64) std::uint8_t stage[kStageGroups * Staged<Format>::kQuantBytes];
+  const int tokens = last - first;
+  const int groups = m.weights.cols / kGroup;
+  // Stretches of nearly equal length.
+  const int stretches = (groups + kStageGroups - 1) / kStageGroups;
+  const int length = (groups + stretches - 1) / stretches;
+
+  for (int t = 0; t < tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, first + t) * m.x_stride;
+  for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
+    const Tile packed = packed_tile<Format>(m.weights, tile);
+    for (int t = 0; t < tokens; ++t) acc[t] = f32_zero();
+    for (int begin = 0; begin < groups; begin += length) {
+      const int end = begin + length < groups ? begin + length : groups;
+      stage_groups<Format>(packed, begin, end, stage);
+      const ActivationBlock* from[kStagedTokens];
+      for (int t = 0; t < tokens; t += kStagedTokens) {
+        const int count = tokens - t < kStagedTokens ? tokens - t : kStagedTokens;
+        for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
+        accumulate_some<Staged<Format>, kStagedTokens>(count, {stage, stage + 512}, 0, end - begin,
+                                                       from, acc + t);
+      }
+    }
+    for (int t = 0; t < tokens; ++t) write_output(m, tile, first + t, acc[t]);
+  }
+}
+
+template <TensorType type>
+void multiply_quantized(const Matmul& m) {
+  using Format = FormatOf<type>;
+  if (m.tokens <= kDirectTokens) {
+    multiply_few<Format>(m);
+    return;
+  }
+  const auto token_bytes =
+      static_cast<std::size_t>(m.weights.cols / kGroup) * sizeof(ActivationBlock);
+  int block = static_cast<int>(kBlockBytes / token_bytes) / kStagedTokens * kStagedTokens;
+  if (block < 4 * kStagedTokens) block = 4 * kStagedTokens;
+  if (block > kMostBlockTokens) block = kMostBlockTokens;
+  for (int first = 0; first < m.tokens; first += block) {
+    multiply_block<Format>(m, first, first + block < m.tokens ? first + block : m.tokens);
+  }
+}
+
+}  // namespace
+}  // namespace tidemill::TIDEMILL_ISA

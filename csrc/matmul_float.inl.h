@@ -1,0 +1,143 @@
+// Products of float weights (F32, F16, BF16) and float32 activations: one fused multiply-add per
+// column, in column order, on one accumulator per output.
+#pragma once
+
+#include "matmul.inl.h"
+#include "quantize.inl.h"
+
+namespace tidemill::TIDEMILL_ISA {
+namespace {
+
+// Columns per stretch: 16 KiB of weights as float32.
+inline constexpr int kFloatColumns = 256;
+inline constexpr int kFloatBlockTokens = 96;
+
+struct WeightsF32 {
+  static constexpr int kColumnBytes = 64;
+  static TIDEMILL_INLINE f32x16 column(const std::uint8_t* p) {
+    return f32_load(reinterpret_cast<const float*>(p));
+  }
+};
+struct WeightsF16 {
+  static constexpr int kColumnBytes = 32;
+  static TIDEMILL_INLINE f32x16 column(const std::uint8_t* p) {
+    return f32_load_f16(reinterpret_cast<const std::uint16_t*>(p));
+  }
+};
+struct WeightsBF16 {
+  static constexpr int kColumnBytes = 32;
+  static TIDEMILL_INLINE f32x16 column(const std::uint8_t* p) {
+    return f32_load_bf16(reinterpret_cast<const std::uint16_t*>(p));
+  }
+};
+
+template <class Weights, int T>
+[[gnu::noinline]] void accumulate_float(const std::uint8_t* w, int cols, const float* const* tokens,
+                                        f32x16* accumulators) {
+  const float* x[T];
+  f32x16 acc[T];
+  for (int t = 0; t < T; ++t) {
+    x[t] = tokens[t];
+    acc[t] = accumulators[t];
+  }
+  for (int c = 0; c < cols; ++c, w += Weights::kColumnBytes) {
+    const f32x16 column = Weights::column(w);
+    unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
+      constexpr int t = decltype(token)::value;
+      acc[t] = fma(column, f32_splat(x[t][c]), acc[t]);
+    });
+  }
+  for (int t = 0; t < T; ++t) accumulators[t] = acc[t];
+}
+
+template <class Weights, int kMost>
+void accumulate_float_some(int count, const std::uint8_t* w, int cols, const float* const* tokens,
+                           f32x16* acc) {
+  if constexpr (kMost == 1) {
+    accumulate_float<Weights, 1>(w, cols, tokens, acc);
+  } else if (count == kMost) {
+    accumulate_float<Weights, kMost>(w, cols, tokens, acc);
+  } else {
+    accumulate_float_some<Weights, kMost - 1>(count, w, cols, tokens, acc);
+  }
+}
+
+template <class Weights>
+void multiply_float_few(const Matmul& m) {
+  const float* x[kFloatTokens];
+  for (int t = 0; t < m.tokens; ++t) x[t] = m.floats + row_of(m.x_rows, t) * m.x_stride;
+  for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
+    const std::uint8_t* w = m.weights.data + static_cast<std::size_t>(tile) * m.weights.tile_bytes;
+    f32x16 acc[kFloatTokens];
+    for (int t = 0; t < m.tokens; ++t) acc[t] = f32_zero();
+    accumulate_float_some<Weights, kFloatTokens>(m.tokens, w, m.weights.cols, x, acc);
+    for (int t = 0; t < m.tokens; ++t) write_output(m, tile, t, acc[t]);
+  }
+}
+
+template <class Weights>
+void multiply_float_block(const Matmul& m, int first, int last) {
+  const float* x[kFloatBlockTokens];
+  alignas(64) f32x16 acc[kFloatBlockTokens];
+  alignas(64) float stage[kFloatColumns * kTileRows];
+  const int tokens = last - first;
+  for (int t = 0; t < tokens; ++t) x[t] = m.floats + row_of(m.x_rows, first + t) * m.x_stride;
+  for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
+    const std::uint8_t* w = m.weights.data + static_cast<std::size_t>(tile) * m.weights.tile_bytes;
+    for (int t = 0; t < tokens; ++t) acc[t] = f32_zero();
+    for (int begin = 0; begin < m.weights.cols; begin += kFloatColumns) {
+      const int left = m.weights.cols - begin;
+      const int cols = left < kFloatColumns ? left : kFloatColumns;
+      for (int c = 0; c < cols; ++c) {
+        f32_store(stage + c * kTileRows, Weights::column(w));
+        w += Weights::kColumnBytes;
+      }
+      const float* from[kFloatTokens];
+      for (int t = 0; t < tokens; t += kFloatTokens) {
+        const int count = tokens - t < kFloatTokens ? tokens - t : kFloatTokens;
+        for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
+        accumulate_float_some<WeightsF32, kFloatTokens>(
+            count, reinterpret_cast<const std::uint8_t*>(stage), cols, from, acc + t);
+      }
+    }
+    for (int t = 0; t < tokens; ++t) write_output(m, tile, first + t, acc[t]);
+  }
+}
+
+template <class Weights>
+void multiply_float(const Matmul& m) {
+  if (m.tokens <= kFloatTokens) {
+    multiply_float_few<Weights>(m);
+    return;
+  }
+  for (int first = 0; first < m.tokens; first += kFloatBlockTokens) {
+    const int last = first + kFloatBlockTokens;
+    multiply_float_block<Weights>(m, first, last < m.tokens ? last : m.tokens);
+  }
+}
+
+constexpr MatmulKernels matmul_kernels() {
+  MatmulKernels k = {};
+  const auto at = [&k](TensorType type) -> auto& { return k.matmul[static_cast<int>(type)]; };
+  at(TensorType::F32) = multiply_float<WeightsF32>;
+  at(TensorType::F16) = multiply_float<WeightsF16>;
+  at(TensorType::BF16) = multiply_float<WeightsBF16>;
+  at(TensorType::Q4_0) = multiply_quantized<TensorType::Q4_0>;
+  at(TensorType::Q4_1) = multiply_quantized<TensorType::Q4_1>;
+  at(TensorType::Q5_0) = multiply_quantized<TensorType::Q5_0>;
+  at(TensorType::Q5_1) = multiply_quantized<TensorType::Q5_1>;
+  at(TensorType::Q8_0) = multiply_quantized<TensorType::Q8_0>;
+  at(TensorType::Q2_K) = multiply_quantized<TensorType::Q2_K>;
+  at(TensorType::Q3_K) = multiply_quantized<TensorType::Q3_K>;
+  at(TensorType::Q4_K) = multiply_quantized<TensorType::Q4_K>;
+  at(TensorType::Q5_K) = multiply_quantized<TensorType::Q5_K>;
+  at(TensorType::Q6_K) = multiply_quantized<TensorType::Q6_K>;
+  at(TensorType::IQ4_NL) = multiply_quantized<TensorType::IQ4_NL>;
+  at(TensorType::IQ4_XS) = multiply_quantized<TensorType::IQ4_XS>;
+  at(TensorType::MXFP4) = multiply_quantized<TensorType::MXFP4>;
+  k.quantize = quantize_row;
+  return k;
+}
+
+}  // namespace
+}  // namespace tidemill::TIDEMILL_ISA
