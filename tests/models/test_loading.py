@@ -314,6 +314,12 @@ def test_a_missing_head_or_embedding_is_named(files):
         load_model(changed(files["llama", "gguf"], without=["token_embd.weight"]))
 
 
+def test_qwen2_must_have_its_biases(files):
+    gone = "model.layers.2.self_attn.k_proj.bias"
+    with pytest.raises(CheckpointError, match=r"'blk\.2\.attn_k\.bias' is missing"):
+        load_model(changed(files["qwen2_window", "safetensors"], without=[gone]))
+
+
 def test_extra_tensors_are_named(files):
     extra = WeightTensor.from_array("blk.0.surprise.weight", np.zeros((2, 2), np.float32))
     with pytest.raises(CheckpointError, match=r"'blk\.0\.surprise\.weight'.*of another model"):

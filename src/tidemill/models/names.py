@@ -51,7 +51,7 @@ _GGUF_FUSED_EXPERTS = re.compile(r"blk\.(\d{1,5})\.ffn_gate_up_exps\.weight")
 # Tensors that hold no weights of the recorded program: rotation tables, which are worked out from
 # the hyper-parameters (or read there), and the other halves of multimodal checkpoints.
 _NOT_WEIGHTS = re.compile(
-    r".*\.inv_freq|.*\.masked_bias|rope_freqs\.weight|rope_factors_(long|short)\.weight"
+    r".*\.inv_freq|.*\.masked_bias|.*\.attn_rot_embd\.weight|rope_freqs\.weight|rope_factors_(long|short)\.weight"
     r"|(model\.)?(vision_tower|multi_modal_projector)\..*"
 )
 

@@ -25,6 +25,7 @@ class QwenConfig(ModelConfig):
 
     rope: RopeSpec
     windows: tuple[int | None, ...]
+    qkv_biases: bool
     norm_heads: bool
     sparse: tuple[bool, ...]
     norm_topk: bool = True
@@ -35,9 +36,9 @@ def qwen(g: Graph, c: QwenConfig) -> Tensor:
     x = g.embed("token_embd")
     for layer in g.layers(c.n_layers):
         h = layer.rms_norm(x, "attn_norm", c.norm_eps)
-        q = layer.linear(h, "attn_q").heads(c.n_heads, c.head_dim)
-        k = layer.linear(h, "attn_k").heads(c.n_kv_heads, c.head_dim)
-        v = layer.linear(h, "attn_v").heads(c.n_kv_heads, c.head_dim)
+        q = layer.linear(h, "attn_q", needs_bias=c.qkv_biases).heads(c.n_heads, c.head_dim)
+        k = layer.linear(h, "attn_k", needs_bias=c.qkv_biases).heads(c.n_kv_heads, c.head_dim)
+        v = layer.linear(h, "attn_v", needs_bias=c.qkv_biases).heads(c.n_kv_heads, c.head_dim)
         if c.norm_heads:
             q = layer.rms_norm(q, "attn_q_norm", c.norm_eps)
             k = layer.rms_norm(k, "attn_k_norm", c.norm_eps)
@@ -75,6 +76,7 @@ def qwen3moe_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenCon
         **base,
         rope=_rope(h, base, max_context),
         windows=(window,) * n_layers,
+        qkv_biases=False,
         norm_heads=True,
         sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(n_layers)),
         # GGUF files of this family leave the key out and mean true.
@@ -98,6 +100,7 @@ def _dense(h: Hyper, base: dict[str, Any], max_context: int, *, norm_heads: bool
         **base,
         rope=_rope(h, base, max_context),
         windows=windows,
+        qkv_biases=not norm_heads,
         norm_heads=norm_heads,
         sparse=(False,) * n_layers,
     )

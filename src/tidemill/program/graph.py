@@ -193,8 +193,8 @@ class _Scope:
         """Whether the checkpoint has this weight."""
         return self.weight_name(name) in self.graph.weights
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        """x @ W^T, plus the bias where the checkpoint has one: (in,) to (out,)."""
+    def linear(self, x: Tensor, name: str, *, needs_bias: bool = False) -> Tensor:
+        """x @ W^T, plus the bias where the checkpoint has one (or must): (in,) to (out,)."""
         weight = self.weight_name(name)
         d_out, d_in = self.graph.weight_shape(weight, rank=2)
         if x.shape != (d_in,):
@@ -203,7 +203,7 @@ class _Scope:
             )
         bias = f"{self._prefix}{name}.bias"
         biases: tuple[str, ...] = ()
-        if bias in self.graph.weights:
+        if needs_bias or bias in self.graph.weights:
             self.graph.expect_shape(bias, (d_out,))
             biases = (bias,)
         out = self.graph.new((d_out,), x.value.rows)
