@@ -249,7 +249,7 @@ TIDEMILL_INLINE void prefetch(const void* p) {
 
 // Keeps a running sum where it is: without it GCC rebalances the additions of a whole group into a
 // tree, and spills two dozen registers for it.
-TIDEMILL_INLINE void pin(b64& v) { asm("" : "+x"(v.lo), "+x"(v.hi)); }
+TIDEMILL_INLINE void pin(__m256i& v) { asm("" : "+x"(v)); }
 
 template <int kMax, int kMost>
 inline constexpr int kInt16Steps = 32767 / (254 * kMax) >= kMost ? kMost : 32767 / (254 * kMax);
@@ -257,8 +257,19 @@ inline constexpr int kInt16Steps = 32767 / (254 * kMax) >= kMost ? kMost : 32767
 TIDEMILL_INLINE b64 products_u(b64 w, b64 a) {
   return {_mm256_maddubs_epi16(w.lo, a.lo), _mm256_maddubs_epi16(w.hi, a.hi)};
 }
-TIDEMILL_INLINE b64 add16(b64 a, b64 b) {
-  return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)};
+// One step of int16 sums. Member by member: GCC copies whole pairs through memory here.
+template <bool kFirst>
+TIDEMILL_INLINE void add_part(b64& part, b64 w, b64 a) {
+  __m256i lo = _mm256_maddubs_epi16(w.lo, a.lo);
+  __m256i hi = _mm256_maddubs_epi16(w.hi, a.hi);
+  if constexpr (!kFirst) {
+    lo = _mm256_add_epi16(part.lo, lo);
+    hi = _mm256_add_epi16(part.hi, hi);
+  }
+  pin(lo);
+  pin(hi);
+  part.lo = lo;
+  part.hi = hi;
 }
 TIDEMILL_INLINE i32x16 madd16(b64 a, b64 b) {
   return {_mm256_madd_epi16(a.lo, b.lo), _mm256_madd_epi16(a.hi, b.hi)};
@@ -288,12 +299,9 @@ struct DotU {
   // Quads come in order, 0 to 7.
   template <int kQuad>
   TIDEMILL_INLINE void add(b64 w, b64 a) {
-    const b64 p = products_u(w, a);
-    part = kQuad % kSteps == 0 ? p : add16(part, p);
-    pin(part);
+    add_part<kQuad % kSteps == 0>(part, w, a);
     if constexpr (kQuad % kSteps == kSteps - 1) {
-      const i32x16 wide = madd16(part, ones16());
-      total = kQuad < kSteps ? wide : total + wide;
+      total = total + madd16(part, ones16());
     }
   }
   TIDEMILL_INLINE i32x16 sum() const { return total; }
@@ -309,9 +317,10 @@ struct DotS {
     const b64 magnitude = {_mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)};
     const b64 turned = {_mm256_sign_epi8(a.lo, w.lo), _mm256_sign_epi8(a.hi, w.hi)};
     const i32x16 wide = madd16(products_u(magnitude, turned), ones16());
-    total = kQuad == 0 ? b64{wide.lo, wide.hi}
-                       : b64{_mm256_add_epi32(total.lo, wide.lo), _mm256_add_epi32(total.hi, wide.hi)};
-    pin(total);
+    total.lo = _mm256_add_epi32(total.lo, wide.lo);
+    total.hi = _mm256_add_epi32(total.hi, wide.hi);
+    pin(total.lo);
+    pin(total.hi);
   }
   // `sums` are the block's sum_lo and sum_hi (not needed here).
   TIDEMILL_INLINE i32x16 sum(const std::int16_t*) const { return {total.lo, total.hi}; }
@@ -327,13 +336,13 @@ struct DotSub {
 
   template <int kQuad>
   TIDEMILL_INLINE void add(b64 w, b64 a, i32x16 factor_lo, i32x16 factor_hi) {
-    const b64 p = products_u(w, a);
-    part = kQuad % kSteps == 0 ? p : add16(part, p);
-    pin(part);
+    add_part<kQuad % kSteps == 0>(part, w, a);
     if constexpr (kQuad % kSteps == kSteps - 1) {
-      const i32x16 factor = kQuad < 4 ? factor_lo : factor_hi;
-      const i32x16 wide = madd16(part, {factor.lo, factor.hi});
-      total = kQuad < kSteps ? wide : total + wide;
+      if constexpr (kQuad < 4) {
+        total = total + madd16(part, {factor_lo.lo, factor_lo.hi});
+      } else {
+        total = total + madd16(part, {factor_hi.lo, factor_hi.hi});
+      }
     }
   }
   TIDEMILL_INLINE i32x16 sum() const { return total; }
