@@ -85,4 +85,4 @@ clean:
 native: $(BIN)/python
 	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	$(BIN)/cmake --build build/dev
-	cp build/dev/_native*.so src/tidemill/
+	for so in build/dev/_native*.so; do cp $$so src/tidemill/.new.so && mv src/tidemill/.new.so src/tidemill/$$(basename $$so); done
