@@ -9,13 +9,14 @@
 #include <stdexcept>
 #include <vector>
 
-#define TIDEMILL_ISA baseline
-#include "sampling.inl.h"
+#include "kernels.h"
 
 namespace tidemill {
 namespace {
 
 constexpr std::int32_t kBlock = kLogitBlock;
+constexpr float kBuckets = 2048.0F;  // of a histogram over keys
+constexpr float kBucketsPerUnit = 64.0F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // One candidate in a selection by (key, id), smallest first.
@@ -63,12 +64,6 @@ Item smallest_prefix(std::span<Item> items, double target) {
   return *low;
 }
 
-// The k-th item in (key, id) order, 1 <= k <= items.size(); reorders `items`.
-Item kth(std::span<Item> items, std::int32_t k) {
-  std::nth_element(items.begin(), items.begin() + (k - 1), items.end(), before);
-  return items[static_cast<std::size_t>(k) - 1];
-}
-
 }  // namespace
 
 double philox_uniform(std::uint64_t seed, std::uint32_t stream, std::uint32_t position) {
@@ -89,9 +84,36 @@ double philox_uniform(std::uint64_t seed, std::uint32_t stream, std::uint32_t po
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
 }
 
+// Tokens that may still be chosen, in id order: key is (x - max) / T, mass its exp.
+struct Candidates {
+  float* keys;
+  float* masses;
+  std::int32_t* ids;
+  std::size_t n;
+
+  double mass() const {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < n; ++i) sum += masses[i];
+    return sum;
+  }
+
+  // Keeps those for which wanted(index) holds.
+  void keep(auto&& wanted) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      if (!wanted(i)) continue;
+      keys[kept] = keys[i];
+      masses[kept] = masses[i];
+      ids[kept] = ids[i];
+      ++kept;
+    }
+    n = kept;
+  }
+};
+
 struct Sampler::Scratch {
   explicit Scratch(std::int32_t n)
-      : passes(TIDEMILL_ISA::sampling_kernels()),
+      : passes(kernels().sampling),
         vocab(n),
         n_blocks((n + kBlock - 1) / kBlock),
         adjusted(static_cast<std::size_t>(n)),
@@ -100,8 +122,11 @@ struct Sampler::Scratch {
         maxima(static_cast<std::size_t>(n_blocks)),
         bounds(static_cast<std::size_t>(n_blocks)),
         sums(static_cast<std::size_t>(n_blocks)),
-        candidates(static_cast<std::size_t>(n)),
-        selection(static_cast<std::size_t>(n)) {}
+        keys(static_cast<std::size_t>(n)),
+        masses(static_cast<std::size_t>(n)),
+        ids(static_cast<std::size_t>(n)),
+        selection(static_cast<std::size_t>(n)),
+        histogram(static_cast<std::size_t>(kBuckets)) {}
 
   SamplingKernels passes;
   std::int32_t vocab;
@@ -112,19 +137,22 @@ struct Sampler::Scratch {
   std::vector<float> maxima;            // of each block of the current logits
   std::vector<float> bounds;            // a copy to select in
   std::vector<double> sums;             // of exp((x - max) / T) over each block
-  std::vector<Item> candidates;         // in id order; key is (x - max) / T, mass its exp
-  std::vector<Item> selection;          // a copy to select in
+  std::vector<float> keys;              // of the candidates
+  std::vector<float> masses;
+  std::vector<std::int32_t> ids;
+  std::vector<Item> selection;          // a copy of some of them to order
+  std::vector<double> histogram;        // of their weights by key
 
   std::int32_t size_of(std::int32_t block) const { return std::min(kBlock, vocab - block * kBlock); }
 
   // Fills `maxima` and gives the maximum; `finite` says whether every logit is.
   float block_maxima(const float* x, bool& finite) {
-    return passes.block_maxima(x, vocab, maxima.data(), &finite);
+    return passes.maxima(x, vocab, maxima.data(), &finite);
   }
 
   // Fills `sums` with the block sums of exp((x - maximum) * scale) and gives their total.
   double sum_exp(const float* x, float maximum, float scale) {
-    return passes.block_sums(x, vocab, maximum, scale, sums.data());
+    return passes.sums(x, vocab, maximum, scale, sums.data());
   }
 
   // The lowest id whose logit is the maximum.
@@ -136,22 +164,21 @@ struct Sampler::Scratch {
     return id;
   }
 
-  // Collects, in id order, the tokens whose (x - maximum) * scale is at least `bound`.
-  std::span<Item> gather(const float* x, float maximum, float scale, float bound) {
+  // Collects the tokens whose (x - maximum) * scale is at least `bound`.
+  Candidates gather(const float* x, float maximum, float scale, float bound) {
     std::size_t n = 0;
     for (std::int32_t block = 0; block < n_blocks; ++block) {
       if (!((maxima[static_cast<std::size_t>(block)] - maximum) * scale >= bound)) continue;
       const std::int32_t first = block * kBlock;
       for (std::int32_t id = first; id < first + size_of(block); ++id) {
         const float key = (x[id] - maximum) * scale;
-        candidates[n].key = key;
-        candidates[n].id = id;
+        keys[n] = key;  // n <= id, so this is within the array
+        ids[n] = id;
         n += key >= bound ? 1 : 0;  // without a branch: hits come at random
-        // `n` never passes `id`, so the place written is always within the array.
       }
     }
-    for (Item& item : std::span(candidates).first(n)) item.mass = std::exp(item.key);
-    return std::span(candidates).first(n);
+    passes.exponentials(keys.data(), static_cast<std::int32_t>(n), masses.data());
+    return {keys.data(), masses.data(), ids.data(), n};
   }
 
   // A bound that at least k of the logits reach, in units of (x - maximum) * scale: the k-th
@@ -163,103 +190,113 @@ struct Sampler::Scratch {
     return (bounds[static_cast<std::size_t>(k) - 1] - maximum) * scale;
   }
 
-  // A copy of the candidates to select in, the most probable first.
-  std::span<Item> by_probability(std::span<const Item> items) {
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      selection[i] = {-items[i].key, items[i].mass, items[i].id};
+  // The last of the candidates that make up the smallest prefix, in the order of (key_of(i), id),
+  // whose weight reaches `target`. Keys are not negative. A histogram of the weights finds the
+  // bucket of keys where that happens, so that only the few candidates in it have to be ordered.
+  Item cut(const Candidates& c, double target, auto&& key_of, auto&& weight_of) {
+    const auto bucket_of = [](float key) {
+      return static_cast<std::size_t>(std::min(key * kBucketsPerUnit, kBuckets - 1.0F));
+    };
+    target = std::max(target, std::numeric_limits<double>::min());  // keep at least one
+    double before = 0.0;  // weight of the buckets before this one
+    std::size_t bucket = 0;
+    const bool bucketed = c.n > 256;
+    if (bucketed) {
+      std::fill(histogram.begin(), histogram.end(), 0.0);
+      for (std::size_t i = 0; i < c.n; ++i) histogram[bucket_of(key_of(i))] += weight_of(i);
+      std::size_t last = 0;  // that has any weight, in case the target is never reached
+      double mass = 0.0;
+      for (std::size_t b = 0; b < histogram.size() && mass < target; ++b) {
+        if (histogram[b] <= 0.0) continue;
+        last = b;
+        before = mass;
+        mass += histogram[b];
+      }
+      bucket = last;
     }
-    return std::span(selection).first(items.size());
+    std::size_t n = 0;
+    for (std::size_t i = 0; i < c.n; ++i) {
+      const float key = key_of(i);
+      selection[n] = {key, weight_of(i), c.ids[i]};
+      n += !bucketed || bucket_of(key) == bucket ? 1 : 0;
+    }
+    return smallest_prefix(std::span(selection).first(n), target - before);
   }
 
-  static std::span<Item> keep(std::span<Item> items, auto&& wanted) {
-    const auto end = std::remove_if(items.begin(), items.end(),
-                                    [&](const Item& item) { return !wanted(item); });
-    return items.first(static_cast<std::size_t>(end - items.begin()));
+  // Keeps the candidates up to `last`, the most probable first.
+  static void keep_up_to(Candidates& c, const Item& last) {
+    c.keep([&](std::size_t i) { return !before(last, {-c.keys[i], 0.0F, c.ids[i]}); });
   }
 
-  static double mass_of(std::span<const Item> items) {
-    double mass = 0.0;
-    for (const Item& item : items) mass += item.mass;
-    return mass;
+  // The k most probable tokens (k < vocab).
+  Candidates top_k(const float* x, float maximum, float scale, std::int32_t k) {
+    Candidates c = gather(x, maximum, scale, bound_of_top(k, maximum, scale));
+    if (c.n > static_cast<std::size_t>(k)) {
+      keep_up_to(c, cut(c, k, [&](std::size_t i) { return -c.keys[i]; },
+                        [](std::size_t) { return 1.0F; }));
+    }
+    return c;
   }
 
-  // The k most probable tokens, in id order (k < vocab).
-  std::span<Item> top_k(const float* x, float maximum, float scale, std::int32_t k) {
-    std::span<Item> items = gather(x, maximum, scale, bound_of_top(k, maximum, scale));
-    if (items.size() <= static_cast<std::size_t>(k)) return items;
-    const Item last = kth(by_probability(items), k);
-    return keep(items, [&](const Item& item) {
-      return !before(last, Item{-item.key, item.mass, item.id});
-    });
+  // Top-p of candidates that hold at least the nucleus of a distribution whose mass is `total`.
+  void top_p(Candidates& c, double total, float p) {
+    keep_up_to(c, cut(c, p * total, [&](std::size_t i) { return -c.keys[i]; },
+                      [&](std::size_t i) { return c.masses[i]; }));
   }
 
-  // What is left of `items` (whose candidates hold all tokens above some bound) by top-p, where
-  // the whole distribution's mass is `total`.
-  std::span<Item> top_p(std::span<Item> items, double total, float p) {
-    const Item last = smallest_prefix(by_probability(items), std::max(0.0, p * total));
-    return keep(items, [&](const Item& item) {
-      return !before(last, Item{-item.key, item.mass, item.id});
-    });
-  }
-
-  // Tokens enough to hold the nucleus, by looking ever further below the maximum.
-  std::span<Item> gather_mass(const float* x, float maximum, float scale, double mass) {
+  // Tokens enough to hold `mass`, by looking ever further below the maximum.
+  Candidates gather_mass(const float* x, float maximum, float scale, double mass) {
     for (const float depth : {3.0F, 6.0F, 12.0F, 24.0F}) {
-      std::span<Item> items = gather(x, maximum, scale, -depth);
-      if (mass_of(items) >= mass) return items;
+      const Candidates c = gather(x, maximum, scale, -depth);
+      if (c.mass() >= mass) return c;
     }
     return gather(x, maximum, scale, -kInfinity);
   }
 
-  std::span<Item> typical(std::span<Item> items, float p) {
-    const double total = mass_of(items);
+  // Keeps what is about as surprising as the distribution is on average.
+  void typical(Candidates& c, float p) {
+    const double total = c.mass();
     const double log_total = std::log(total);
-    double entropy = 0.0;  // of items renormalised: sum of p * (log total - key)
-    for (const Item& item : items) {
-      if (item.mass > 0.0F) entropy += item.mass / total * (log_total - item.key);
+    double entropy = 0.0;  // of the candidates renormalised: the sum of p * (log total - key)
+    for (std::size_t i = 0; i < c.n; ++i) {
+      if (c.masses[i] > 0.0F) entropy += c.masses[i] / total * (log_total - c.keys[i]);
     }
-    const auto distance = [&](const Item& item) {
-      return static_cast<float>(std::abs(log_total - item.key - entropy));
+    const auto distance = [&](std::size_t i) {
+      return static_cast<float>(std::abs(log_total - c.keys[i] - entropy));
     };
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      selection[i] = {distance(items[i]), items[i].mass, items[i].id};
-    }
-    const Item last = smallest_prefix(std::span(selection).first(items.size()), p * total);
-    return keep(items, [&](const Item& item) {
-      return !before(last, Item{distance(item), item.mass, item.id});
-    });
+    const Item last = cut(c, p * total, distance, [&](std::size_t i) { return c.masses[i]; });
+    c.keep([&](std::size_t i) { return !before(last, {distance(i), 0.0F, c.ids[i]}); });
   }
 
-  // The candidates that all filters of `row` leave, in id order; never empty.
-  std::span<Item> filter(const float* x, float maximum, float scale, const SamplingRow& row) {
+  // The candidates that all filters of `row` leave; never none.
+  Candidates filter(const float* x, float maximum, float scale, const SamplingRow& row) {
     const bool nucleus = row.top_p < 1.0F;
     const float floor = row.min_p > 0.0F ? std::log(row.min_p) : -kInfinity;
-    std::span<Item> items;
+    Candidates c{};
     if (row.top_k > 0 && row.top_k < vocab) {
-      items = top_k(x, maximum, scale, row.top_k);
-      if (nucleus) items = top_p(items, mass_of(items), row.top_p);
-      items = keep(items, [&](const Item& item) { return item.key >= floor; });
+      c = top_k(x, maximum, scale, row.top_k);
+      if (nucleus) top_p(c, c.mass(), row.top_p);
     } else if (nucleus) {
       const double total = sum_exp(x, maximum, scale);
-      items = gather_mass(x, maximum, scale, row.top_p * total);
-      items = top_p(items, total, row.top_p);
-      items = keep(items, [&](const Item& item) { return item.key >= floor; });
+      c = gather_mass(x, maximum, scale, row.top_p * total);
+      top_p(c, total, row.top_p);
     } else {
-      items = gather(x, maximum, scale, floor);
+      c = gather(x, maximum, scale, floor);
     }
-    if (row.typical_p < 1.0F) items = typical(items, row.typical_p);
-    return items;
+    if (row.min_p > 0.0F) c.keep([&](std::size_t i) { return c.keys[i] >= floor; });
+    if (row.typical_p < 1.0F) typical(c, row.typical_p);
+    return c;
   }
 
   // The first token, in id order, where the cumulative mass passes u of the total.
-  static std::int32_t pick(std::span<const Item> items, double u) {
-    const double target = u * mass_of(items);
+  static std::int32_t pick(const Candidates& c, double u) {
+    const double target = u * c.mass();
     double mass = 0.0;
-    std::int32_t last = items.front().id;
-    for (const Item& item : items) {
-      if (item.mass <= 0.0F) continue;
-      last = item.id;
-      mass += item.mass;
+    std::int32_t last = c.ids[0];
+    for (std::size_t i = 0; i < c.n; ++i) {
+      if (c.masses[i] <= 0.0F) continue;
+      last = c.ids[i];
+      mass += c.masses[i];
       if (mass > target) break;
     }
     return last;
@@ -281,10 +318,13 @@ struct Sampler::Scratch {
     const std::int32_t first = last_block * kBlock;
     std::int32_t last = first;
     // Rounding may keep the running sum below the target: then the block's last token it is.
-    for (std::int32_t id = first; id < first + size_of(last_block); ++id) {
-      const float p = std::exp((x[id] - maximum) * scale);
+    const std::int32_t n = size_of(last_block);
+    for (std::int32_t i = 0; i < n; ++i) keys[static_cast<std::size_t>(i)] = (x[first + i] - maximum) * scale;
+    passes.exponentials(keys.data(), n, masses.data());
+    for (std::int32_t i = 0; i < n; ++i) {
+      const float p = masses[static_cast<std::size_t>(i)];
       if (p <= 0.0F) continue;
-      last = id;
+      last = first + i;
       mass += p;
       if (mass > target && block < n_blocks) break;
     }
@@ -344,7 +384,9 @@ struct Sampler::Scratch {
     const auto k = std::min<std::int32_t>(
         {n_top, vocab, static_cast<std::int32_t>(std::min(top_ids.size(), top_logprobs.size()))});
     if (k <= 0) return;
-    std::span<Item> top = by_probability(gather(x, maximum, 1.0F, bound_of_top(k, maximum, 1.0F)));
+    const Candidates c = gather(x, maximum, 1.0F, bound_of_top(k, maximum, 1.0F));
+    for (std::size_t i = 0; i < c.n; ++i) selection[i] = {-c.keys[i], c.masses[i], c.ids[i]};
+    const std::span<Item> top = std::span(selection).first(c.n);
     std::partial_sort(top.begin(), top.begin() + k, top.end(), before);
     for (std::int32_t i = 0; i < k; ++i) {
       const auto at = static_cast<std::size_t>(i);
