@@ -95,11 +95,34 @@ def test_a_full_context_is_said_and_survived(tidemill: Tidemill, tiny_chat_model
     assert done.stdout == shown(answers(tiny_chat_model, "Hello"))
 
 
-def test_a_model_without_a_template_is_refused(tidemill: Tidemill, tmp_path: Path) -> None:
+def test_a_model_without_a_template_gets_the_one_that_fits(
+    tidemill: Tidemill, tiny_chat_model: Path, tmp_path: Path
+) -> None:
     model = write_chat_model(tmp_path / "plain.gguf", template=None)
-    done = tidemill("chat", str(model), stdin="Hello\n")
+    done = tidemill("chat", str(model), "-q", *GREEDY, stdin="Hello\n")
+    assert done.stdout == shown(answers(tiny_chat_model, "Hello"))
+    assert "made for chatml" in done.stderr
+
+
+def test_without_any_template_the_choices_are_named(
+    tidemill: Tidemill, tiny_chat_model: Path, tmp_path: Path
+) -> None:
+    bare = write_chat_model(tmp_path / "bare.gguf", template=None, control_prefix="<|x")
+    done = tidemill("chat", str(bare), stdin="Hello\n")
     assert done.returncode == 1
-    assert "no chat template" in done.stderr
+    assert "--chat-template" in done.stderr
+    done = tidemill("chat", str(bare), "-q", *GREEDY, "--chat-template", "nope", stdin="Hello\n")
+    assert "chatml" in done.stderr
+    assert done.stdout == ""
+    done = tidemill("chat", str(bare), "-q", *GREEDY, "--chat-template", "llama2", stdin="Hello\n")
+    assert done.stdout
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[-1].content }}")
+    done = tidemill(
+        "chat", str(tiny_chat_model), "-q", *GREEDY, "--chat-template", str(own), stdin="Hello\n"
+    )
+    with LLM(str(tiny_chat_model), threads=1) as llm:
+        assert done.stdout == shown([llm.generate("Hello", PARAMS)[0].outputs[0].text])
 
 
 @pytest.fixture

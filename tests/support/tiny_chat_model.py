@@ -36,8 +36,11 @@ def byte_characters() -> list[str]:
     return [stand_ins[byte] for byte in range(256)]
 
 
-def write_chat_model(path: Path, *, seed: int = 0, template: str | None = TEMPLATE) -> Path:
-    """Write the model to ``path``. Without a template it is a plain text model."""
+def write_chat_model(
+    path: Path, *, seed: int = 0, template: str | None = TEMPLATE, control_prefix: str = "<|"
+) -> Path:
+    """Write the model to ``path``. Without a template it is a plain text model; with another
+    prefix its control tokens are nobody's."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("Tiny Chat")
@@ -51,7 +54,7 @@ def write_chat_model(path: Path, *, seed: int = 0, template: str | None = TEMPLA
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(D_MODEL // HEADS)
     writer.add_vocab_size(VOCAB)
-    _add_tokenizer(writer, template)
+    _add_tokenizer(writer, template, [control_prefix + name[2:] for name in CONTROL])
     _add_weights(writer, seed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -60,11 +63,11 @@ def write_chat_model(path: Path, *, seed: int = 0, template: str | None = TEMPLA
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None) -> None:
+def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None, control: list[str]) -> None:
     words = ["th", "he", "in", "er", "an"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(byte_characters() + CONTROL + words)
+    writer.add_token_list(byte_characters() + control + words)
     kinds = [gguf.TokenType.NORMAL] * VOCAB
     for token in (END_OF_TEXT, IM_START, IM_END):
         kinds[token] = gguf.TokenType.CONTROL

@@ -8,11 +8,18 @@ if TYPE_CHECKING:
     from tidemill.llm import RequestOutput
 
 
+# C0 and C1 controls but tab and newline, and DEL: what a model says must not move the cursor, set
+# the window's title or put text into the clipboard of whoever reads it.
+_CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
+
+
 class Answer:
-    """Gathers the deltas of one answer and writes their text to ``echo``, if given."""
+    """Gathers the deltas of one answer and writes their text to ``echo``, if given (to a terminal
+    without control characters)."""
 
     def __init__(self, echo: TextIO | None) -> None:
         self._echo = echo
+        self._controls = _CONTROLS if echo is not None and echo.isatty() else {}
         self._last: RequestOutput | None = None
         self._texts: list[str] = []
         self._tokens = 0
@@ -34,7 +41,7 @@ class Answer:
             if output.text:
                 self._texts.append(output.text)
                 if self._echo is not None:
-                    self._echo.write(output.text)
+                    self._echo.write(output.text.translate(self._controls))
                     self._echo.flush()
 
     def end(self) -> None:

@@ -57,9 +57,16 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
         )
     with llm:
         if not llm.core.has_chat_template and chat_template is None:
-            raise click.ClickException(
-                f"{model} has no chat template: choose one with --chat-template, or continue plain "
-                "text with `tidemill run --raw`"
+            chat_template = llm.core.fitting_template()
+            if chat_template is None:
+                raise click.ClickException(
+                    f"{model} has no chat template: choose one with --chat-template, or continue "
+                    "plain text with `tidemill run --raw`"
+                )
+            print(
+                f"{model} has no chat template; its vocabulary is made for {chat_template}, which "
+                "is used (--chat-template chooses another)",
+                file=sys.stderr,
             )
         if not quiet:
             print(llm.core.compiled.describe_threads(), file=sys.stderr)

@@ -26,6 +26,12 @@ from tidemill.store.base import Progress
 from tidemill.text import ChatTemplate, encode_chat
 from tidemill.text.base import Tokenizer
 
+_TURN_MARKERS = {
+    "chatml": "<|im_start|>",
+    "llama3": "<|start_header_id|>",
+    "gemma": "<start_of_turn>",
+}
+
 
 class LoadOptions(TypedDict, total=False):
     """Keyword arguments of LLM and AsyncLLM.
@@ -107,6 +113,17 @@ class Core:
     @property
     def has_chat_template(self) -> bool:
         return self.tokenizer.chat_template is not None
+
+    def fitting_template(self) -> str | None:
+        """The built-in template whose turn marker is a control token of this vocabulary.
+
+        For models that were trained on chats and whose file lost the template.
+        """
+        for name, marker in _TURN_MARKERS.items():
+            ids = self.tokenizer.encode(marker, add_special=False, parse_special=True)
+            if len(ids) == 1 and ids[0] in self.tokenizer.special_ids:
+                return name
+        return None
 
     @property
     def max_context(self) -> int:
