@@ -37,10 +37,10 @@ Available detect() {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
-  [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-  // if (avx512) found.add(kAvx512Kernels);
+  if (avx512) found.add(kAvx512Kernels);
   if (avx2) found.add(kAvx2Kernels);
 #elif defined(__aarch64__) && defined(__linux__)
   const unsigned long caps = getauxval(AT_HWCAP);
