@@ -7,8 +7,9 @@ set the practice (https://huggingface.co/docs/transformers/chat_templating).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import TemplateSyntaxError
@@ -24,6 +25,7 @@ from tidemill.text.vocabulary_tokenizer import GUARD, VocabularyTokenizer
 _FILENAME = "<chat template>"
 _NO_LIMIT = 1 << 62
 _MAX_INPUT_DEPTH = 48
+_MAX_INPUT_NODES = 1_000_000
 
 Message = Mapping[str, Any]
 
@@ -107,7 +109,9 @@ class ChatTemplate:
                 "tools": tools,
                 "documents": documents,
                 "add_generation_prompt": add_generation_prompt,
-            }
+            },
+            0,
+            count(),
         )
         template = self._tool_template if tools else self._template
         budget = TemplateBudget(self._limits, measure(values, _NO_LIMIT, _NO_LIMIT))
@@ -213,18 +217,20 @@ def _guarded(value: Any, matcher: TokenMatcher) -> Any:
     return value
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: Any, depth: int, counter: Iterator[int]) -> Any:
     """A copy of plain data as dict, list, str, int, float, bool and None."""
     if depth > _MAX_INPUT_DEPTH:
         raise ChatTemplateError("the messages are nested too deeply")
+    if next(counter) > _MAX_INPUT_NODES:
+        raise ChatTemplateError(f"the messages have more than {_MAX_INPUT_NODES:,} parts")
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise ChatTemplateError("the messages have a key that is not a text")
-        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+        return {str(key): _plain(item, depth + 1, counter) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain(item, depth + 1, counter) for item in value]
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)

@@ -19,12 +19,12 @@ _CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 @dataclass(frozen=True, slots=True)
 class TemplateLimits:
     """seconds: processor time of the rendering thread (wall time would make a busy machine fail
-    honest templates). source_chars: length of the template. value_chars and value_nodes: size of
-    one value or of the output, work_chars: of all values together; these three grow with the
-    input, which is not limited here."""
+    honest templates). source_chars: length of the template; the longest known have a quarter of
+    that. value_chars and value_nodes: size of one value or of the output, work_chars: of all
+    values together; these three grow with the input, which is not limited here."""
 
     seconds: float = 1.0
-    source_chars: int = 256 << 10
+    source_chars: int = 64 << 10
     value_chars: int = 4 << 20
     value_nodes: int = 200_000
     work_chars: int = 32 << 20

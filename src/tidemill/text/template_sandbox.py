@@ -8,11 +8,11 @@ the template's compiler, calls, operators, filters and tests also report to a Te
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.exceptions import TemplateAssertionError
+from jinja2.exceptions import SecurityError, TemplateAssertionError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext
@@ -178,6 +178,10 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         # Beyond data there are only Jinja's own objects: loop, macros, namespaces, cyclers ...
         own = isinstance(obj, Namespace) or type(obj).__module__.startswith("jinja2.")
         return own and super().is_safe_attribute(obj, attr, value)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuses at once, where Jinja would wait until the attribute is used."""
+        raise SecurityError(f"{attribute!r} of a {type(obj).__name__} is not for chat templates")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, dict) and attribute not in _DICT_METHODS and attribute in obj:
