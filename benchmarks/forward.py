@@ -97,10 +97,8 @@ def main() -> None:
     parser.add_argument("--ops", action="store_true", help="show where the time goes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = measure(
-        args.model, args.threads, args.rounds, args.prompt, args.context, args.steps
-    )
-    print(f"{args.model.name}, {args.threads} threads, {_native.kernel_isa()} kernels")
+    result = measure(args.model, args.threads, args.rounds, args.prompt, args.context, args.steps)
+    print(f"{args.model.name}, {args.threads} threads, {_native.isa_name()} kernels")
     for name, rate in result["rates"].items():
         print(f"  {name:14s} {rate:8.2f}" + ("" if "load" in name else " tok/s"))
         if args.ops and name in result["shares"]:

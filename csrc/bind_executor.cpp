@@ -38,6 +38,13 @@ Ints<Dims> batch_field(nb::handle value, const char* name) {
   return array;
 }
 
+// The kernels of that name, or the best ones.
+const KernelTable& kernel_table(const std::string& isa) {
+  if (isa.empty()) return kernels();
+  if (const KernelTable* table = find_kernels(isa.c_str())) return *table;
+  throw nb::value_error(("this CPU cannot run kernels named '" + isa + "'").c_str());
+}
+
 TensorType tensor_type(int number) {
   const auto type = static_cast<TensorType>(number);
   if (number < 0 || number >= kTensorTypeEnd || block_shape(type).weights == 0) {
@@ -46,7 +53,7 @@ TensorType tensor_type(int number) {
   return type;
 }
 
-// Blocks as Python names them, checked against the memories they lie in.
+// A ProductPart by indices.
 struct Part {
   int matrix;
   int column;
@@ -58,8 +65,8 @@ class PyExecutor {
  public:
   PyExecutor(int max_tokens, int max_logits, int small_rows, int threads, int n_blocks,
              int block_size, int kv_type, int vocab_size, int group, std::size_t shared_bytes,
-             std::size_t replica_bytes)
-      : executor_(Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
+             std::size_t replica_bytes, const std::string& isa)
+      : executor_(kernel_table(isa), Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
                          static_cast<KvType>(kv_type)},
                   vocab_size, group, shared_bytes, replica_bytes),
         vocab_size_(vocab_size) {
@@ -210,7 +217,6 @@ void bind_executor(nb::module_& m) {
   m.attr("MAX_CHAIN_SLOTS") = RowChain::kMaxSlots;
   m.def("needs_quantized_input", [](int type) { return needs_quantized_input(tensor_type(type)); },
         "type"_a);
-  m.def("kernel_isa", [] { return kernels().isa; });
 
   nb::class_<View>(m, "View").def(
       "__init__",
@@ -267,10 +273,11 @@ void bind_executor(nb::module_& m) {
           "activation"_a, "width"_a, "quantized"_a.none(), "out"_a.none());
 
   nb::class_<PyExecutor>(m, "Executor")
-      .def(nb::init<int, int, int, int, int, int, int, int, int, std::size_t, std::size_t>(),
+      .def(nb::init<int, int, int, int, int, int, int, int, int, std::size_t, std::size_t,
+                    const std::string&>(),
            "max_tokens"_a, "max_logits"_a, "small_rows"_a, "threads"_a, "n_blocks"_a,
            "block_size"_a, "kv_type"_a, "vocab_size"_a, "group"_a, "shared_bytes"_a,
-           "replica_bytes"_a)
+           "replica_bytes"_a, "isa"_a = "")
       .def(
           "add_matrix",
           [](PyExecutor& self, int type, int rows, int cols, int count) {

@@ -18,9 +18,10 @@ constexpr int kQueryRows = 48;
 
 }  // namespace
 
-Executor::Executor(const Limits& limits, int vocab_size, int group, std::size_t shared_bytes,
-                   std::size_t replica_bytes)
-    : limits_(limits),
+Executor::Executor(const KernelTable& kernels, const Limits& limits, int vocab_size, int group,
+                   std::size_t shared_bytes, std::size_t replica_bytes)
+    : kernels_(kernels),
+      limits_(limits),
       vocab_size_(vocab_size),
       query_tile_tokens_(std::max(1, kQueryRows / std::max(1, group))),
       shared_values_(shared_bytes),
@@ -250,7 +251,7 @@ void Executor::prepare(const BatchArrays& b) {
   step_.weights = weights_.data();
   step_.kv = kv_.data();
   step_.partials = reinterpret_cast<float*>(scratch_.data() + partial_offset_);
-  step_.kernels = &kernels();
+  step_.kernels = &kernels_;
 
   tiles_.clear();
   for (int s = 0; s < step_.n_sequences; ++s) {

@@ -193,8 +193,8 @@ class Executor {
  public:
   // `shared_bytes` and `replica_bytes` hold the values of the program that is going to be added.
   // `group` is the most query heads that share a KV head.
-  Executor(const Limits& limits, int vocab_size, int group, std::size_t shared_bytes,
-           std::size_t replica_bytes);
+  Executor(const KernelTable& kernels, const Limits& limits, int vocab_size, int group,
+           std::size_t shared_bytes, std::size_t replica_bytes);
   ~Executor();
 
   // ---- building, before allocate(); each returns an index for later calls
@@ -262,6 +262,7 @@ class Executor {
   void check(const BatchArrays& batch) const;
   void prepare(const BatchArrays& batch);
 
+  const KernelTable& kernels_;
   Limits limits_;
   int vocab_size_;
   int query_tile_tokens_;

@@ -7,6 +7,7 @@ void bind_executor(nb::module_& m);
 void bind_gguf(nb::module_& m);
 void bind_hardware(nb::module_& m);
 void bind_matmul(nb::module_& m);
+void bind_rows(nb::module_& m);
 void bind_sampling(nb::module_& m);
 
 NB_MODULE(_native, m) {
@@ -15,5 +16,6 @@ NB_MODULE(_native, m) {
   bind_gguf(m);
   bind_hardware(m);
   bind_matmul(m);
+  bind_rows(m);
   bind_sampling(m);
 }

@@ -55,12 +55,16 @@ def build(
     max_batch_tokens: int,
     max_logit_rows: int,
     threads: int,
+    isa: str = "",
 ) -> Built:
-    """Compile a recorded program. Raises ``CheckpointError`` for weights that cannot be packed
-    and ``ValueError`` for limits that make no sense."""
+    """Compile a recorded program. ``isa`` names a kernel table, "" the best one. Raises
+    ``CheckpointError`` for weights that cannot be packed and ``ValueError`` for limits that make
+    no sense."""
     if kv.dtype not in _KV_TYPES:
         raise ValueError(f"unknown KV dtype {kv.dtype!r}; use one of {', '.join(_KV_TYPES)}")
-    return _Builder(optimise(program), weights, kv, max_batch_tokens, max_logit_rows, threads).built
+    return _Builder(
+        optimise(program), weights, kv, max_batch_tokens, max_logit_rows, threads, isa
+    ).built
 
 
 class _Builder:
@@ -72,6 +76,7 @@ class _Builder:
         max_batch_tokens: int,
         max_logit_rows: int,
         threads: int,
+        isa: str,
     ) -> None:
         self.weights = weights
         lowered = lower(program, weights)
@@ -100,6 +105,7 @@ class _Builder:
             group=max(groups, default=1),
             shared_bytes=self.map.shared_total,
             replica_bytes=self.map.replica_total,
+            isa=isa,
         )
         self.matrices: dict[str, int] = {}
         self.vectors: dict[str, int] = {}
