@@ -1,4 +1,4 @@
-"""Small byte-level BPE tokenizers, trained on the spot, and the GGUF metadata that describes them."""
+"""Small byte-level BPE tokenizers, trained on the spot, and GGUF metadata that describes them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ class TestRender:
             "{% for m in messages %}{% set ns.n = ns.n + loop.length %}{% endfor %}"
             "{{ ns.n }} {{ m(messages[1].content) }}"
             " {{ messages | map(attribute='role') | join(',') }} {{ messages[1:] | length }}"
-            " {{ messages | selectattr('role', 'equalto', 'user') | list | length }} {{ 'a-b-c'.split('-') | last }} {{ messages[0].content[:2] }}"
+            " {{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+            " {{ 'a-b-c'.split('-') | last }} {{ messages[0].content[:2] }}"
             " {{ {'update': 1}.update }} {{ '%s/%d' | format('x', 3) }} {{ 'é' ~ 1 ~ none }}"
             " {{ messages[-1].items() | list | length }} {{ '{}-{}'.format(1, 'b') }}"
         )

@@ -89,29 +89,27 @@ class Vocabulary:
         return text.encode("utf-8", "surrogateescape")
 
 
-def clean_texts(tokens: Iterable[str | bytes], where: str) -> list[str]:
+def clean_texts(tokens: Iterable[object], where: str) -> list[str]:
     """Token texts as str; bytes that are not UTF-8 become surrogate escapes.
 
     Raises TokenizerError for anything but str and bytes.
     """
-    texts = list(tokens)
-    if set(map(type, texts)) == {str}:
-        return texts  # type: ignore[return-value]
-    for index, text in enumerate(texts):
-        if type(text) is str:
-            continue
-        if isinstance(text, bytes | bytearray):
-            texts[index] = bytes(text).decode("utf-8", "surrogateescape")
-        elif isinstance(text, str):
-            texts[index] = str(text)
+    texts: list[str] = []
+    for index, token in enumerate(tokens):
+        if isinstance(token, str):
+            texts.append(token)
+        elif isinstance(token, bytes):
+            texts.append(token.decode("utf-8", "surrogateescape"))
         else:
-            raise TokenizerError(f"{where}[{index}] is a {type(text).__name__}, not a text")
-    return texts  # type: ignore[return-value]
+            raise TokenizerError(f"{where}[{index}] is a {type(token).__name__}, not a text")
+    try:
+        "".join(texts).encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(f"{where} has a text that is not Unicode: {error.reason}") from error
+    return texts
 
 
-def is_byte_token(text: str) -> bool:
-    """Whether a text names a byte of byte fallback: <0x00> to <0xFF>."""
-    return _BYTE_TOKEN.fullmatch(text) is not None
+_BYTE_TOKEN.fullmatch(text) is not None
 
 
 def is_text(text: str) -> bool:
