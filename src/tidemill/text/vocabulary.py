@@ -109,7 +109,9 @@ def clean_texts(tokens: Iterable[object], where: str) -> list[str]:
     return texts
 
 
-_BYTE_TOKEN.fullmatch(text) is not None
+def is_byte_token(text: str) -> bool:
+    """Whether a text names a byte of byte fallback: <0x00> to <0xFF>."""
+    return _BYTE_TOKEN.fullmatch(text) is not None
 
 
 def is_text(text: str) -> bool:
