@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "kernels.h"
 #include "sampling.h"
 
 namespace nb = nanobind;
@@ -61,7 +62,7 @@ class BatchSampler {
  public:
   BatchSampler(std::int32_t vocab_size, Array<const std::uint8_t, 2> rows,
                Array<const std::int32_t, 2> history, Results results)
-      : sampler_(vocab_size),
+      : sampler_(vocab_size, tidemill::kernels().sampling),
         rows_(std::move(rows)),
         history_(std::move(history)),
         results_(std::move(results)) {

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <stdexcept>
 #include <vector>
-
-#include "kernels.h"
 
 namespace tidemill {
 namespace {
@@ -112,8 +109,8 @@ struct Candidates {
 };
 
 struct Sampler::Scratch {
-  explicit Scratch(std::int32_t n)
-      : passes(kernels().sampling),
+  Scratch(std::int32_t n, const SamplingKernels& kernels)
+      : passes(kernels),
         vocab(n),
         n_blocks((n + kBlock - 1) / kBlock),
         adjusted(static_cast<std::size_t>(n)),
@@ -128,7 +125,7 @@ struct Sampler::Scratch {
         selection(static_cast<std::size_t>(n)),
         histogram(static_cast<std::size_t>(kBuckets)) {}
 
-  SamplingKernels passes;
+  const SamplingKernels& passes;
   std::int32_t vocab;
   std::int32_t n_blocks;
   std::vector<float> adjusted;          // the logits after penalties and bias
@@ -396,11 +393,11 @@ struct Sampler::Scratch {
   }
 };
 
-Sampler::Sampler(std::int32_t vocab_size) {
+Sampler::Sampler(std::int32_t vocab_size, const SamplingKernels& passes) {
   if (vocab_size < 1 || vocab_size > (1 << 28)) {
     throw std::invalid_argument("vocab_size must be between 1 and 2^28");
   }
-  scratch_ = std::make_unique<Scratch>(vocab_size);
+  scratch_ = std::make_unique<Scratch>(vocab_size, passes);
 }
 
 Sampler::~Sampler() = default;

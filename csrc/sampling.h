@@ -22,6 +22,8 @@
 #include <memory>
 #include <span>
 
+#include "sampling_kernels.h"
+
 namespace tidemill {
 
 // One running sequence's parameters, as laid out by ROW_DTYPE in engine/sampling.py.
@@ -66,7 +68,8 @@ double philox_uniform(std::uint64_t seed, std::uint32_t stream, std::uint32_t po
 // The working memory for rows of one vocabulary size; not for two threads at once.
 class Sampler {
  public:
-  explicit Sampler(std::int32_t vocab_size);
+  // Throws std::invalid_argument for sizes that cannot be. `passes` outlives the sampler.
+  Sampler(std::int32_t vocab_size, const SamplingKernels& passes);
   ~Sampler();
   Sampler(const Sampler&) = delete;
   Sampler& operator=(const Sampler&) = delete;
