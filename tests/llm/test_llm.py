@@ -105,6 +105,17 @@ def test_seeds(llm: LLM) -> None:
     assert sampled(None) != sampled(None)
 
 
+def test_a_seed_of_the_model_repeats_requests_without_one(tiny_chat_model: Path) -> None:
+    def sampled(seed: int) -> list[list[int]]:
+        params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+        with LLM(str(tiny_chat_model), threads=1, seed=seed) as model:
+            return ids(model.generate(["Hello", "Hello"], params))
+
+    one = sampled(1)
+    assert one[0] != one[1]
+    assert sampled(1) == one != sampled(2)
+
+
 def test_stop_strings_and_ids(llm: LLM) -> None:
     (free,) = llm.generate("Hello", GREEDY)
     text, tokens = free.outputs[0].text, free.outputs[0].token_ids
@@ -368,6 +379,11 @@ def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(tiny_chat_model), **options)
+
+
+def test_unknown_options_are_refused(tiny_chat_model: Path) -> None:
+    with pytest.raises(TypeError, match="'max_contxt'; there are max_context"):
+        LLM(str(tiny_chat_model), max_contxt=64)  # type: ignore[call-arg]
 
 
 def test_a_model_that_does_not_fit_is_refused_before_allocating(

@@ -42,6 +42,7 @@ class LoadOptions(TypedDict, total=False):
     4 GiB, at least one full context). backend: "cpu", or "reference" for plain NumPy.
     max_sequences: most sequences computed at once. max_batch_tokens: token budget of a step.
     max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
+    seed: makes requests that bring no seed repeatable too, in the order in which they come.
     offline: never use the network. progress, on_stage: callbacks while downloading and loading.
     """
 
@@ -54,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_waiting: int
     prefix_caching: bool
+    seed: int | None
     offline: bool | None
     progress: Progress | None
     on_stage: OnStage | None
@@ -83,6 +85,10 @@ class Core:
 
     @staticmethod
     def load(model: str, options: LoadOptions, *, max_waiting: int) -> Core:
+        unknown = sorted(options.keys() - LoadOptions.__annotations__.keys())
+        if unknown:
+            known = ", ".join(LoadOptions.__annotations__)
+            raise TypeError(f"there is no option {unknown[0]!r}; there are {known}")
         on_stage = options.get("on_stage")
         max_sequences = options.get("max_sequences", 64)
         opened = open_model(
@@ -107,6 +113,7 @@ class Core:
             max_sequences=max_sequences,
             max_waiting=options.get("max_waiting", max_waiting),
             prefix_caching=options.get("prefix_caching", True),
+            seed=options.get("seed"),
         )
         return Core(compiled, engine)
 

@@ -192,9 +192,14 @@ def compile_model(
 
 
 def start_engine(
-    compiled: CompiledModel, *, max_sequences: int, max_waiting: int, prefix_caching: bool
+    compiled: CompiledModel,
+    *,
+    max_sequences: int,
+    max_waiting: int,
+    prefix_caching: bool,
+    seed: int | None = None,
 ) -> Engine:
-    """The engine over a compiled model."""
+    """The engine over a compiled model; ``seed`` is for requests that bring none."""
     runner = compiled.runner
     return Engine(
         runner,
@@ -206,6 +211,7 @@ def start_engine(
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
         ),
+        entropy=seed,
     )
 
 
