@@ -1,6 +1,6 @@
 """Rates of the matmul kernels on one thread: GMAC/s, and GB/s of packed weights.
 
-    python benchmarks/kernel_matmul.py [--types Q4_1,Q8_0] [--isa avx2] [--tokens 1,8,512] [--json F]
+    python benchmarks/kernel_matmul.py [--types Q4_1,Q8_0] [--isa avx2] [--tokens 1,8] [--json F]
 
 Each figure is the best of several runs, in the thread's own CPU time, so that a busy machine
 disturbs it as little as possible. Weights are random bytes with sane scales; the default shapes are

@@ -16,6 +16,8 @@ enum class Kind {
   // Sum over columns of (scale * u + min) * x, u in [0, max]: with the integer sum I of u * q
   //   scale * block.scale * I + min * block.sum
   kAffine,
+  // Sum over columns of scale * (u - kOffset) * x: scale * block.scale * (I - kOffset * sum of q)
+  kOffset,
   // Signed bytes: scale * block.scale * I
   kSigned,
   // Unsigned with integer factors f, c for each half: I = sum f * u * q, C = sum c * q
@@ -26,7 +28,7 @@ enum class Kind {
 struct AffineScales {
   f32x16 scale, min;
 };
-struct SignedScales {
+struct OneScale {
   f32x16 scale;
 };
 struct SubScales {
@@ -94,10 +96,9 @@ struct Iq4Quants {
   }
 };
 
-// MXFP4 values are in [-12, 12]: moved by 12 they are unsigned and small.
-inline constexpr int kMxfp4Offset = 12;
-alignas(16) constexpr std::uint8_t kMxfp4Moved[16] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                                      12, 11, 10, 9,  8,  6,  4,  0};
+// MXFP4 values are in [-12, 12]: moved by 16 they are unsigned and below 32.
+alignas(16) constexpr std::uint8_t kMxfp4Moved[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                                      16, 15, 14, 13, 12, 10, 8,  4};
 struct Mxfp4Quants {
   template <int kQuad>
   static TIDEMILL_INLINE b64 quad(const std::uint8_t* q) {
@@ -111,12 +112,11 @@ TIDEMILL_INLINE f32x16 load_halves(const std::uint8_t* p) {
   return f32_load_f16(reinterpret_cast<const std::uint16_t*>(p));
 }
 
-// d (and an implied offset): d * (q - kOffset).
-template <TensorType kType, int kOffset>
-struct OffsetScales {
-  static TIDEMILL_INLINE AffineScales scales(const std::uint8_t* s, int group) {
-    const f32x16 d = load_halves(s + scale_offset(tile_layout(kType), group));
-    return {d, d * f32_splat(-kOffset)};
+// d alone: d * q, or d * (q - offset).
+template <TensorType kType>
+struct PlainScales {
+  static TIDEMILL_INLINE OneScale scales(const std::uint8_t* s, int group) {
+    return {load_halves(s + scale_offset(tile_layout(kType), group))};
   }
 };
 
@@ -174,14 +174,18 @@ template <TensorType type>
 struct FormatOf;
 
 template <>
-struct FormatOf<TensorType::Q4_0> : Format<Kind::kAffine, DotU<15>, NibbleQuants,
-                                           OffsetScales<TensorType::Q4_0, 8>, TensorType::Q4_0> {};
+struct FormatOf<TensorType::Q4_0> : Format<Kind::kOffset, DotU<15>, NibbleQuants,
+                                           PlainScales<TensorType::Q4_0>, TensorType::Q4_0> {
+  static constexpr int kOffset = 8;
+};
 template <>
 struct FormatOf<TensorType::Q4_1> : Format<Kind::kAffine, DotU<15>, NibbleQuants,
                                            MinScales<TensorType::Q4_1>, TensorType::Q4_1> {};
 template <>
-struct FormatOf<TensorType::Q5_0> : Format<Kind::kAffine, DotU<31>, FiveBitQuants,
-                                           OffsetScales<TensorType::Q5_0, 16>, TensorType::Q5_0> {};
+struct FormatOf<TensorType::Q5_0> : Format<Kind::kOffset, DotU<31>, FiveBitQuants,
+                                           PlainScales<TensorType::Q5_0>, TensorType::Q5_0> {
+  static constexpr int kOffset = 16;
+};
 template <>
 struct FormatOf<TensorType::Q5_1> : Format<Kind::kAffine, DotU<31>, FiveBitQuants,
                                            MinScales<TensorType::Q5_1>, TensorType::Q5_1> {};
@@ -198,26 +202,16 @@ template <>
 struct FormatOf<TensorType::Q6_K> : Format<Kind::kSub, DotSub<63>, SixBitQuants,
                                            HalfScales<TensorType::Q6_K, 5>, TensorType::Q6_K> {};
 
-struct Q8Scales {
-  static TIDEMILL_INLINE SignedScales scales(const std::uint8_t* s, int group) {
-    return {load_halves(s + scale_offset(tile_layout(TensorType::Q8_0), group))};
-  }
-};
 template <>
 struct FormatOf<TensorType::Q8_0>
-    : Format<Kind::kSigned, DotS, ByteQuants, Q8Scales, TensorType::Q8_0> {};
-
-struct Iq4NlScales {
-  static TIDEMILL_INLINE SignedScales scales(const std::uint8_t* s, int group) {
-    return {load_halves(s + scale_offset(tile_layout(TensorType::IQ4_NL), group))};
-  }
-};
+    : Format<Kind::kSigned, DotS, ByteQuants, PlainScales<TensorType::Q8_0>, TensorType::Q8_0> {};
 template <>
-struct FormatOf<TensorType::IQ4_NL>
-    : Format<Kind::kSigned, DotS, Iq4Quants, Iq4NlScales, TensorType::IQ4_NL> {};
+struct FormatOf<TensorType::IQ4_NL> : Format<Kind::kSigned, DotS, Iq4Quants,
+                                             PlainScales<TensorType::IQ4_NL>, TensorType::IQ4_NL> {
+};
 
 struct Iq4XsScales {
-  static TIDEMILL_INLINE SignedScales scales(const std::uint8_t* s, int group) {
+  static TIDEMILL_INLINE OneScale scales(const std::uint8_t* s, int group) {
     constexpr TileLayout layout = tile_layout(TensorType::IQ4_XS);
     const f32x16 d = load_halves(s + super_offset(layout, group));
     return {d * to_f32(i32_load_i8(s + scale_offset(layout, group)))};
@@ -228,18 +222,19 @@ struct FormatOf<TensorType::IQ4_XS>
     : Format<Kind::kSigned, DotS, Iq4Quants, Iq4XsScales, TensorType::IQ4_XS> {};
 
 struct Mxfp4Scales {
-  static TIDEMILL_INLINE AffineScales scales(const std::uint8_t* s, int group) {
+  static TIDEMILL_INLINE OneScale scales(const std::uint8_t* s, int group) {
     // 2^(e - 128) has the bits (e - 1) << 23, or as a subnormal, for e < 2, (e + 1) << 21; the right
     // one is the larger of the two.
     const i32x16 e = i32_load_u8(s + scale_offset(tile_layout(TensorType::MXFP4), group));
     const i32x16 one = i32_splat(1);
-    const f32x16 d = as_f32(i32_max(shift_left<23>(e - one), shift_left<21>(e + one)));
-    return {d, d * f32_splat(-kMxfp4Offset)};
+    return {as_f32(i32_max(shift_left<23>(e - one), shift_left<21>(e + one)))};
   }
 };
 template <>
 struct FormatOf<TensorType::MXFP4>
-    : Format<Kind::kAffine, DotU<31>, Mxfp4Quants, Mxfp4Scales, TensorType::MXFP4> {};
+    : Format<Kind::kOffset, DotU<31>, Mxfp4Quants, Mxfp4Scales, TensorType::MXFP4> {
+  static constexpr int kOffset = 16;
+};
 
 // Q2_K: unsigned factor and unsigned minimum per half group, each with a super-block scale.
 struct Q2Scales {

@@ -70,6 +70,11 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
     if constexpr (Format::kKind == Kind::kAffine) {
       acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
       acc[t] = fma(scales.min, f32_splat(block.sum), acc[t]);
+    } else if constexpr (Format::kKind == Kind::kOffset) {
+      // An int16 pair of the offset, negated, times the block's two half sums.
+      constexpr std::uint32_t half = static_cast<std::uint16_t>(-Format::kOffset);
+      const i32x16 pairs = i32_splat(static_cast<std::int32_t>(half << 16 | half));
+      acc[t] = fma(to_f32(dot[t].sum() + pair_dot(pairs, &block.sum_lo)), scale, acc[t]);
     } else if constexpr (Format::kKind == Kind::kSigned) {
       acc[t] = fma(to_f32(dot[t].sum(&block.sum_lo)), scale, acc[t]);
     } else {
@@ -132,17 +137,27 @@ struct StagedAffine : ByteQuants {
   }
 };
 
-template <class Dot>
-struct StagedSigned : ByteQuants {
-  static constexpr Kind kKind = Kind::kSigned;
+struct StagedOneScale : ByteQuants {
   static constexpr int kQuantBytes = 512 + 64;
-  using DotType = Dot;
-  static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const SignedScales& s) {
+  static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const OneScale& s) {
     f32_store(reinterpret_cast<float*>(p), s.scale);
   }
-  static TIDEMILL_INLINE SignedScales scales(const std::uint8_t* stage, int group) {
+  static TIDEMILL_INLINE OneScale scales(const std::uint8_t* stage, int group) {
     return {f32_load(reinterpret_cast<const float*>(stage + group * kQuantBytes))};
   }
+};
+
+template <class Dot, int offset>
+struct StagedOffset : StagedOneScale {
+  static constexpr Kind kKind = Kind::kOffset;
+  static constexpr int kOffset = offset;
+  using DotType = Dot;
+};
+
+template <class Dot>
+struct StagedSigned : StagedOneScale {
+  static constexpr Kind kKind = Kind::kSigned;
+  using DotType = Dot;
 };
 
 template <class Dot, bool one_scale>
@@ -172,6 +187,11 @@ template <class Format>
   requires(Format::kKind == Kind::kAffine)
 struct StagedForm<Format> {
   using Type = StagedAffine<typename Format::DotType>;
+};
+template <class Format>
+  requires(Format::kKind == Kind::kOffset)
+struct StagedForm<Format> {
+  using Type = StagedOffset<typename Format::DotType, Format::kOffset>;
 };
 template <class Format>
   requires(Format::kKind == Kind::kSigned)
@@ -272,6 +292,7 @@ void multiply_block(const Matmul& m, int first, int last) {
 template <TensorType type>
 void multiply_quantized(const Matmul& m) {
   using Format = FormatOf<type>;
+  if (m.tokens <= 0) return;
   if (m.tokens <= kDirectTokens) {
     multiply_few<Format>(m);
     return;

@@ -106,6 +106,7 @@ void multiply_float_block(const Matmul& m, int first, int last) {
 
 template <class Weights>
 void multiply_float(const Matmul& m) {
+  if (m.tokens <= 0) return;
   if (m.tokens <= kFloatTokens) {
     multiply_float_few<Weights>(m);
     return;
