@@ -64,8 +64,9 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
                     "plain text with `tidemill run --raw`"
                 )
             print(
-                f"{model} has no chat template; its vocabulary is made for {chat_template}, which "
-                "is used (--chat-template chooses another)",
+                f"{model} has no chat template: it may not have been trained on chats. Its "
+                f"vocabulary is made for {chat_template}, which is used; --chat-template chooses "
+                "another.",
                 file=sys.stderr,
             )
         if not quiet:
