@@ -119,7 +119,7 @@ def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
     from tidemill.hardware import cpu_info
 
     info = cpu_info()
-    kernels = _native.kernel_isa()
+    kernels = _native.isa_name()
     if kernels == "portable":
         findings.append(
             _finding(
@@ -129,7 +129,7 @@ def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
                 "AVX2 or NEON with dot products: choose another CPU type for the machine",
             )
         )
-    return {**asdict(info), "kernels": kernels}
+    return {**asdict(info), "kernels": kernels, "kernels_possible": _native.available_isas()}
 
 
 def _extras() -> list[dict[str, Any]]:
@@ -202,7 +202,10 @@ def _print(report: dict[str, Any]) -> None:
         ]
         _row("caches", ", ".join(caches) or "unknown")
         _row("features", " ".join(cpu["features"]) or "none known")
-        _row("kernels", cpu["kernels"])
+        others = [name for name in cpu["kernels_possible"] if name != cpu["kernels"]]
+        _row(
+            "kernels", cpu["kernels"] + (f" (possible too: {', '.join(others)})" if others else "")
+        )
     _row("threads", report["cores"]["why"])
     memory = report["memory"]
     if memory["available_bytes"] is not None:
