@@ -41,6 +41,8 @@ class FakeRunner:
         self.nan_after = nan_after
         self.fail_next = 0
         self.fail_copies = False
+        self.violations: list[AssertionError] = []
+        """Broken contracts: raising alone would look to the engine like any failing step."""
         self.batches: list[Batch] = []
         self.keep_batches = False
         self.steps = 0
@@ -64,7 +66,11 @@ class FakeRunner:
         return tokens[len(prompt) :]
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
-        self._check(batch)
+        try:
+            self._check(batch)
+        except AssertionError as error:
+            self.violations.append(error)
+            raise
         self.steps += 1
         if self.keep_batches:
             self.batches.append(batch)

@@ -76,6 +76,7 @@ class Collector:
 def check_blocks(engine: Engine) -> None:
     """No block is lost, owned twice without being counted, or held by one that does not run."""
     running = engine._scheduler.running
+    assert not getattr(engine._runner, "violations", None)
     engine._kv.check([sequence.blocks for sequence in running])
     assert all(not sequence.blocks for sequence in engine._scheduler.waiting)
     assert len({s.slot for s in running}) == len(running)

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from engine import sampling_oracle as oracle
 from engine.fake_runner import FakeRunner
 from engine.helpers import (
     Collector,
@@ -135,6 +136,29 @@ def test_seeds() -> None:
     engine = make_engine(FakeRunner())
     results = drive(engine, [request(str(i), prompt, **params) for i in range(5)])
     assert len({tuple(r.tokens) for r in results.values()}) == 5
+
+
+def test_sampled_tokens_are_the_oracles() -> None:
+    """Penalties count every token so far, and each position has a uniform number of its own."""
+    runner, prompt, seed = FakeRunner(), prompt_of(9), 77
+    params = {
+        "temperature": 0.9, "top_k": 12, "top_p": 0.95, "repetition_penalty": 1.3,
+        "presence_penalty": 0.4, "frequency_penalty": 0.3,
+    }  # fmt: skip
+    samples = run_alone(prompt, n=2, seed=seed, max_tokens=40, **params).samples
+    rules = oracle.Rules(**params, bias={})
+    decided = 0
+    for index, sample in samples.items():
+        output: list[int] = []
+        for position, token in enumerate(sample.tokens):
+            logits = runner.logits_after([*prompt, *output])
+            x = oracle.adjusted(logits, rules, prompt, output)
+            u = oracle.philox_uniform(seed, index, position)
+            expected = oracle.choose_clearly(x, rules, u)
+            assert expected is None or token == expected
+            decided += expected is not None
+            output.append(token)
+    assert decided > 70
 
 
 # ---- samples -----------------------------------------------------------------------------------
@@ -350,6 +374,17 @@ def test_logits_that_are_not_finite_fail_only_their_request() -> None:
         assert "not finite" in results[r.id].error.message
     assert results["b2"].tokens == [39]
     assert engine.stats.failures == 3
+
+
+def test_samples_of_a_request_that_failed_are_not_run_any_more() -> None:
+    runner = FakeRunner(poison=39)
+    engine = make_engine(runner)
+    bad = request("bad", [1, 2], n=3, logit_bias={39: 100})  # all three choose the poison
+    good = [request(f"g{i}", prompt_of(6, i, 30), logit_bias={39: -100}) for i in range(3)]
+    results = drive(engine, [good[0], bad, *good[1:]])
+    assert "poisoned" in results["bad"].error.message
+    assert [s.tokens for s in results["bad"].samples.values()] == [[39]] * 3
+    assert all(len(results[r.id].tokens) == 16 for r in good)
 
 
 def test_a_prompt_that_scores_nan_fails() -> None:

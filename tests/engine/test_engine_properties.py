@@ -170,6 +170,9 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
             assert not result.samples or not faulty
             continue
         assert sorted(result.samples) == list(range(r.params.n))
+        if r.params.prompt_logprobs is not None and result.prompt is not None:
+            reported = [entry and entry[0].token_id for entry in result.prompt.logprobs]
+            assert reported == [None, *r.prompt_token_ids[1:]]
         for sample in result.samples.values():
             if sample.finish.reason == "abort":
                 assert id in aborted

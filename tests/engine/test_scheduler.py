@@ -137,6 +137,55 @@ def test_exhausted_kv_preempts_boundedly_and_changes_no_text(
     assert engine.stats.preemptions == sum(counts)
 
 
+def test_who_owns_all_it_needs_is_left_alone_even_by_the_more_urgent() -> None:
+    runner = FakeRunner(n_blocks=20)
+    engine = make_engine(runner, max_preemptions=1)
+    scheduler = engine._scheduler
+    low = request("low", prompt_of(4), priority=9, max_tokens=36)
+    engine.add(low, 0.0)
+    victim = scheduler.waiting[0]
+    victim.preemptions = 1  # as if it had been preempted as often as may be
+    collector = Collector()
+    collector.take(engine.step(0.0))
+    assert victim.reserved
+    assert len(victim.blocks) == 10
+    scheduler._growth = 0.0  # optimistic: lets the urgent ones in, although they will not fit
+    urgent = [request(f"u{i}", prompt_of(12, i + 1), max_tokens=25) for i in range(2)]
+    for r in urgent:
+        engine.add(r, 0.0)
+    while engine.has_work:
+        collector.take(engine.step(0.0))
+        check_blocks(engine)
+        assert victim.slot >= 0 or victim.finished
+    assert engine.stats.preemptions > 0
+    for r in (low, *urgent):
+        expected = runner.greedy(r.prompt_token_ids, r.params.max_tokens)
+        assert collector.results[r.id].tokens == expected
+
+
+def test_a_prompt_preempted_half_way_reports_each_logprob_once() -> None:
+    runner = FakeRunner(n_blocks=20)
+    engine = make_engine(runner, max_prefill_tokens=2)
+    first = request("first", prompt_of(4), max_tokens=60)
+    engine.add(first, 0.0)
+    collector = Collector()
+    collector.take(engine.step(0.0))
+    engine._scheduler._growth = 0.0
+    scored = request("scored", prompt_of(70, 1), prompt_logprobs=0, max_tokens=2)
+    engine.add(scored, 0.0)
+    for _ in range(15):
+        collector.take(engine.step(0.0))
+    assert engine.stats.preemptions == 1
+    assert "scored" not in collector.results
+    while engine.has_work:
+        collector.take(engine.step(0.0))
+    result = collector.results["scored"]
+    entries = result.prompt.logprobs
+    assert entries[0] is None
+    assert [e[0].token_id for e in entries[1:]] == list(scored.prompt_token_ids[1:])
+    assert result.tokens == runner.greedy(scored.prompt_token_ids, 2)
+
+
 def test_goodput_near_full_kv_stays_near_the_saturated_one() -> None:
     """At twice the KV demand and more, recomputation must not eat the throughput: tokens computed
     per token generated stay close to what they are with memory enough."""
