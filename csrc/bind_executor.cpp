@@ -449,8 +449,8 @@ void bind_executor(nb::module_& m) {
                 {nb::len(logit_rows), static_cast<std::size_t>(executor.vocab_size())}, self,
                 {e.logits_stride(), 1});
           },
-          "tokens"_a, "positions"_a, "query_starts"_a, "context_lens"_a, "block_tables"_a,
-          "logit_rows"_a)
+          "tokens"_a.none(), "positions"_a.none(), "query_starts"_a.none(),
+          "context_lens"_a.none(), "block_tables"_a.none(), "logit_rows"_a.none())
       .def("copy_blocks", &PyExecutor::copy_blocks, "pairs"_a)
       .def("set_profiling",
            [](PyExecutor& self, bool on) { self.executor().set_profiling(on); }, "on"_a)

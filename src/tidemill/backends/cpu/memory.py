@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tidemill.backends.cpu.instructions import Access, Blocks, Buffer, Instruction, Lowered, Memory
+from tidemill.backends.cpu.instructions import (
+    Access,
+    Blocks,
+    Buffer,
+    Instruction,
+    Lowered,
+    Memory,
+    RowChain,
+)
 
 _ALIGN = 64
 
@@ -68,10 +76,13 @@ def map_memory(lowered: Lowered, sizes: Sizes) -> MemoryMap:
 def _lifetimes(lowered: Lowered) -> dict[Memory, tuple[int, int]]:
     result: dict[Memory, tuple[int, int]] = {}
     for index, instruction in enumerate(lowered.instructions):
+        # What a replicated chain reads is not reused by the product behind it, so that a small
+        # step needs no barrier between the two.
+        last = index + 1 if isinstance(instruction, RowChain) and instruction.blocks else index
         for small in (False, True):
             for access in instruction.accesses(small):
-                first, _ = result.get(access.memory, (index, index))
-                result[access.memory] = (first, index)
+                first, before = result.get(access.memory, (index, index))
+                result[access.memory] = (first, max(before, last))
     end = len(lowered.instructions)
     first, _ = result[lowered.logits.buffer]
     result[lowered.logits.buffer] = (first, end)

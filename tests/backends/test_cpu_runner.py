@@ -1,0 +1,317 @@
+"""The CPU runner as a good citizen: bad batches, planned memory, closing, forking, threads."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.batches import Chunk, make_batch
+from support.tiny_models import CASE, CASES, TinyCase, write_folder, write_gguf
+from tidemill.backends import cpu
+from tidemill.backends.base import Batch, KVCacheSpec
+from tidemill.backends.cpu.runner import CpuRunner, release_pages
+from tidemill.models import Model, load_model
+from tidemill.weights import open_checkpoint
+from tidemill.weights.base import CheckpointError, TensorType, WeightTensor
+
+GOOD = make_batch([Chunk([5, 6, 7], 0, [3]), Chunk([8], 9, [0, 1])], [2, 3])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = write_folder(CASE["llama"], tmp_path_factory.mktemp("llama"))
+    return load_model(open_checkpoint(folder))
+
+
+@pytest.fixture(scope="module")
+def runner(model: Model) -> CpuRunner:
+    return cpu.compile(
+        model, kv=KVCacheSpec(4, 8, "f16"), max_batch_tokens=8, max_logit_rows=3, threads=2
+    )
+
+
+def i32(*values: Any) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no tokens": ({"tokens": i32(), "positions": i32()}, "batch of 0 tokens"),
+    "too many tokens": ({"tokens": i32(*[1] * 9), "positions": i32(*range(9))}, "9 tokens"),
+    "token past the vocabulary": ({"tokens": i32(5, 6, 96, 8)}, "tokens has 96"),
+    "negative token": ({"tokens": i32(5, -1, 7, 8)}, "tokens has -1"),
+    "wide tokens": ({"tokens": np.array([5, 6, 7, 8])}, "batch.tokens must be"),
+    "float tokens": ({"tokens": np.zeros(4, np.float32)}, "batch.tokens must be"),
+    "tokens in a list": ({"tokens": [5, 6, 7, 8]}, "batch.tokens must be"),
+    "no array at all": ({"tokens": None}, "batch.tokens must be"),
+    "strided tokens": ({"tokens": np.zeros(8, np.int32)[::2]}, "batch.tokens must be"),
+    "square tokens": ({"tokens": np.zeros((2, 2), np.int32)}, "batch.tokens must be"),
+    "positions too few": ({"positions": i32(0, 1, 2)}, "positions has 3"),
+    "positions with a hole": ({"positions": i32(0, 2, 3, 9)}, "positions"),
+    "negative position": ({"positions": i32(-1, 0, 1, 9)}, "positions"),
+    "starts of another batch": ({"query_starts": i32(0, 3, 5)}, "query_starts"),
+    "starts that fall": ({"query_starts": i32(0, 5, 4)}, "query_starts"),
+    "an empty sequence": (
+        {
+            "query_starts": i32(0, 3, 3, 4),
+            "context_lens": i32(3, 2, 10),
+            "block_tables": np.zeros((3, 2), np.int32),
+        },
+        "query_starts",
+    ),
+    "starts not from zero": ({"query_starts": i32(1, 3, 4)}, "query_starts"),
+    "one start too many": ({"query_starts": i32(0, 3, 4, 4)}, "query_starts"),
+    "no sequences": (
+        {
+            "query_starts": i32(),
+            "context_lens": i32(),
+            "block_tables": np.zeros((0, 2), np.int32),
+        },
+        "query_starts",
+    ),
+    "context shorter than its tokens": ({"context_lens": i32(2, 10)}, "context of 2"),
+    "negative context": ({"context_lens": i32(-5, 10)}, "context of -5"),
+    "context past its blocks": (
+        {"context_lens": i32(3, 17), "positions": i32(0, 1, 2, 16)},
+        "need 3 KV blocks",
+    ),
+    "endless context": (
+        {"context_lens": i32(3, 2**31 - 1), "positions": i32(0, 1, 2, 2**31 - 2)},
+        "KV blocks",
+    ),
+    "block past the cache": ({"block_tables": i32([3, -1], [0, 4])}, "block_tables has 4"),
+    "missing block": ({"block_tables": i32([3, -1], [0, -1])}, "block_tables has -1"),
+    "table of another batch": ({"block_tables": i32([3, -1])}, "block_tables"),
+    "table without columns": ({"block_tables": np.zeros((2, 0), np.int32)}, "KV blocks"),
+    "too many logit rows": ({"logit_rows": i32(0, 1, 2, 3)}, "asks for 4"),
+    "logit row past the batch": ({"logit_rows": i32(4)}, "logit_rows has 4"),
+    "negative logit row": ({"logit_rows": i32(-1)}, "logit_rows has -1"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_batches_are_refused_and_change_nothing(runner: CpuRunner, name: str) -> None:
+    changes, message = BAD[name]
+    before = np.array(runner.forward(GOOD))
+    with pytest.raises(ValueError, match=message):
+        runner.forward(dataclasses.replace(GOOD, **changes))
+    np.testing.assert_array_equal(runner.forward(GOOD), before)
+
+
+small = st.integers(-2, 12)
+arrays = st.lists(small, max_size=9).map(lambda v: np.array(v, np.int32))
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(
+    tokens=arrays, positions=arrays, starts=arrays, lens=arrays, rows=arrays,
+    table=st.tuples(st.integers(0, 3), st.integers(0, 3), st.randoms(use_true_random=False)),
+)  # fmt: skip
+def test_any_arrays_are_run_or_refused(runner, tokens, positions, starts, lens, rows, table):
+    n, width, random = table
+    blocks = np.array([[random.randint(-1, 4) for _ in range(width)] for _ in range(n)], np.int32)
+    batch = Batch(tokens, positions, starts, lens, blocks.reshape(n, width), rows)
+    try:
+        logits = runner.forward(batch)
+    except ValueError:
+        return
+    assert logits.shape == (len(rows), 96)
+
+
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(
+    field=st.sampled_from([f.name for f in dataclasses.fields(Batch)]),
+    index=st.integers(0, 10),
+    value=st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 4, 9, 95, 96, 2**31 - 1]),
+)
+def test_one_wrong_number_is_run_or_refused(runner, field, index, value):
+    array = getattr(GOOD, field).copy()
+    array.reshape(-1)[index % array.size] = value
+    try:
+        logits = runner.forward(dataclasses.replace(GOOD, **{field: array}))
+    except ValueError:
+        return
+    assert np.isfinite(logits).all()
+
+
+def test_copying_blocks_checks_all_pairs_first(runner: CpuRunner) -> None:
+    before = np.array(runner.forward(GOOD))
+    for pair in ((0, 4), (-1, 0), (4, 4)):
+        with pytest.raises(ValueError, match="KV block"):
+            runner.copy_blocks([(1, 3), pair])
+    runner.copy_blocks([])
+    # Block 0 holds the past of the second sequence: nothing may have been copied over it.
+    np.testing.assert_array_equal(runner.forward(GOOD), before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_plan_is_what_is_taken(case: TinyCase, threads: int, tmp_path: Path) -> None:
+    folder = write_folder(case, tmp_path)
+    model = load_model(open_checkpoint(folder), max_context=case.max_context)
+    limits: dict[str, Any] = {
+        "kv": KVCacheSpec(9, 16, "q8_0"), "max_batch_tokens": 33, "max_logit_rows": 5,
+        "threads": threads,
+    }  # fmt: skip
+    plan = cpu.plan(model, **limits)
+    runner = cpu.compile(model, **limits)
+    assert (plan.weights, plan.kv, plan.scratch) == runner.allocated_bytes()
+    layer_bytes = 2 * 16 * model.config.n_kv_heads * model.config.head_dim
+    assert plan.kv >= 9 * model.config.n_layers * layer_bytes
+    runner.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv": KVCacheSpec(0, 16)}, "KV blocks"),
+        ({"kv": KVCacheSpec(4, 4)}, "block size 4"),
+        ({"kv": KVCacheSpec(4, 24)}, "block size 24"),
+        ({"kv": KVCacheSpec(4, 512)}, "block size 512"),
+        ({"kv": KVCacheSpec(4, 16, "f64")}, "f64"),  # type: ignore[arg-type]
+        ({"max_batch_tokens": 0}, "at least 1"),
+        ({"max_logit_rows": 0}, "at least 1"),
+        ({"threads": 0}, "threads"),
+        ({"threads": 100000}, "threads"),
+    ],
+)
+def test_limits_that_make_no_sense(model: Model, changes: dict[str, Any], message: str) -> None:
+    limits: dict[str, Any] = {
+        "kv": KVCacheSpec(4, 16), "max_batch_tokens": 8, "max_logit_rows": 2, "threads": 1
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        cpu.plan(model, **{**limits, **changes})
+    with pytest.raises(ValueError, match=message):
+        cpu.compile(model, **{**limits, **changes})
+
+
+def test_a_matrix_that_cannot_be_packed_is_named(model: Model) -> None:
+    sources = dict(model.weights.sources)
+    odd = sources["blk.0.attn_q.weight"]
+    fake = WeightTensor("q", TensorType.Q4_0, (64, 65), np.zeros(0, np.uint8))
+    assert odd.shape == (64, 64)
+    sources["blk.0.attn_q.weight"] = fake
+    from tidemill.backends.cpu.build import build
+
+    with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight.*Q4_0"):
+        build(
+            model.program, sources, kv=KVCacheSpec(4, 16), max_batch_tokens=8, max_logit_rows=2,
+            threads=1,
+        )  # fmt: skip
+
+
+def test_more_memory_than_there_is(model: Model) -> None:
+    kv = KVCacheSpec(2**30, 256, "f32")
+    assert cpu.plan(model, kv=kv, threads=1).kv > 2**47
+    with pytest.raises((MemoryError, ValueError)):
+        cpu.compile(model, kv=kv, threads=1)
+
+
+def test_progress_counts_up_to_everything(model: Model) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    cpu.compile(model, kv=KVCacheSpec(4, 16), threads=2, progress=progress).close()
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert len({total for _, total in seen}) == 1
+
+
+def test_closing_twice_and_using_it_after(model: Model) -> None:
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 8), threads=2)
+    logits = runner.forward(GOOD)
+    kept = np.array(logits)
+    runner.close()
+    runner.close()
+    gc.collect()
+    np.testing.assert_array_equal(logits, kept)  # a view keeps its memory
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.forward(GOOD)
+    with pytest.raises(RuntimeError, match="closed"):
+        runner.copy_blocks([])
+
+
+def test_closing_ends_the_threads(model: Model) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    before = count()
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 8), threads=5)
+    assert count() == before + 4
+    runner.close()
+    gc.collect()
+    assert count() == before
+
+
+def test_a_forked_child_is_refused(model: Model) -> None:
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 8), threads=2)
+    runner.forward(GOOD)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            runner.forward(GOOD)
+        except RuntimeError as error:
+            code = 0 if "fork" in str(error) else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    runner.forward(GOOD)
+
+
+def test_two_threads_at_once_are_refused_or_take_turns(model: Model) -> None:
+    runner = cpu.compile(model, kv=KVCacheSpec(64, 16), max_batch_tokens=512, threads=1)
+    batch = make_batch([Chunk([5] * 512, 0, range(32))], [511])
+    wanted = np.array(runner.forward(batch))
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(10):
+            try:
+                runner.forward(batch)
+            except RuntimeError as error:
+                if "another thread" not in str(error):
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    np.testing.assert_array_equal(runner.forward(batch), wanted)
+
+
+def test_profiling_times_every_instruction(model: Model) -> None:
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 8), threads=2)
+    runner.forward(GOOD)
+    assert all(seconds == 0 for _, seconds in runner.timings())
+    runner.profile(True)
+    runner.forward(GOOD)
+    names = [name for name, seconds in runner.timings() if seconds > 0]
+    assert "blk.2.attention" in names
+    assert any("ffn_down" in name for name in names)
+
+
+def test_pages_of_a_mapped_file_are_given_back_and_read_again(tmp_path: Path) -> None:
+    path = write_gguf(CASE["llama"], tmp_path / "model.gguf")
+    tensor = open_checkpoint(path).tensors["blk.0.ffn_up.weight"]
+    before = tensor.data.copy()
+    release_pages(tensor.data)
+    np.testing.assert_array_equal(tensor.data, before)
+    anonymous = np.arange(10 * mmap.PAGESIZE, dtype=np.uint8)
+    copy = anonymous.copy()
+    release_pages(anonymous)  # must not be wiped
+    np.testing.assert_array_equal(anonymous, copy)
