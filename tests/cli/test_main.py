@@ -126,4 +126,6 @@ def test_debug_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_unexpected_errors_are_named_as_such() -> None:
     assert describe(ValueError("bad value")) == "bad value"
     assert describe(FileNotFoundError(2, "No such file", "x.txt")) == "x.txt: No such file"
+    assert describe(RuntimeError("closed")) == "closed"
+    assert describe(RecursionError("deep")).startswith("internal error: RecursionError")
     assert describe(KeyError("k")).startswith("internal error: KeyError: 'k'")

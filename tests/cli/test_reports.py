@@ -101,6 +101,17 @@ def test_doctor_warns_of_slow_kernels(cli_env: dict[str, str]) -> None:
     assert "TIDEMILL_ISA" in done.stdout
 
 
+def test_doctor_explains_kernels_that_cannot_run(cli_env: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", "doctor", "--seconds", "0.05"],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, **cli_env, "TIDEMILL_ISA": "bogus"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "error: TIDEMILL_ISA=bogus" in done.stdout
+    assert done.stderr == ""
+
+
 def test_doctor_warns_of_a_store_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

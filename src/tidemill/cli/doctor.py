@@ -119,7 +119,11 @@ def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
     from tidemill.hardware import cpu_info
 
     info = cpu_info()
-    kernels = _native.isa_name()
+    try:
+        kernels = _native.isa_name()
+    except RuntimeError as error:  # TIDEMILL_ISA asks for what this CPU cannot run
+        findings.append(_finding("error", str(error), "unset TIDEMILL_ISA"))
+        kernels = "none"
     if kernels == "portable":
         findings.append(
             _finding(

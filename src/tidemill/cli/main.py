@@ -116,7 +116,7 @@ def describe(error: Exception) -> str:
     """One line for an error: expected kinds speak for themselves, others are named as bugs."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if isinstance(error, (ValueError, MemoryError, OSError)):
+    if isinstance(error, (ValueError, MemoryError, OSError)) or type(error) is RuntimeError:
         return str(error) or type(error).__name__
     return (
         f"internal error: {type(error).__name__}: {error} "
