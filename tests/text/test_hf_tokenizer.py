@@ -95,24 +95,29 @@ def test_decoding_equals_the_librarys(tmp_path: Path) -> None:
     assert tokenizer.decode([1, 263, 2], skip_special=False) == "<s> ab</s>"
 
 
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": False}])
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("library", "prefix", "suffix"),
     [
-        ({}, ([0], [])),
-        ({"add_bos_token": False}, ([], [])),
-        ({"add_bos_token": True, "add_eos_token": True}, ([0], [2])),
+        (byte_level(), [], []),
+        (with_bos(byte_level()), [0], []),
+        (with_bos(byte_level(), eos=True), [0], [2]),
     ],
 )
-def test_bos_and_eos_flags(
-    tmp_path: Path, flags: dict[str, Any], expected: tuple[list[int], list[int]]
+def test_bos_and_eos_are_those_of_the_post_processor(
+    tmp_path: Path,
+    library: Tokenizer,
+    prefix: list[int],
+    suffix: list[int],
+    flags: dict[str, bool],
 ) -> None:
     folder = write_hf_folder(
-        tmp_path, with_bos(byte_level()), bos_token="<|endoftext|>", eos_token="<|im_end|>", **flags
+        tmp_path, library, bos_token="<|endoftext|>", eos_token="<|im_end|>", **flags
     )
     tokenizer = tokenizer_from_hf(folder)
     plain = tokenizer.encode("Hello", add_special=False)
-    prefix, suffix = expected
     assert tokenizer.encode("Hello") == [*prefix, *plain, *suffix]
+    assert tokenizer.encode("Hello") == library.encode("Hello").ids
     assert tokenizer.encode("") == [*prefix, *suffix]
 
 

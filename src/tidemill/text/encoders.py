@@ -35,6 +35,8 @@ def byte_level_encoder(
         model = _bpe({text: i for text, i in ids.items() if is_text(text)}, pairs, pre)
     with library_errors("cannot build the pre-tokenizer"):
         tokenizer = Tokenizer(model)
+        if pre.nfc:
+            tokenizer.normalizer = normalizers.NFC()
         splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])

@@ -101,9 +101,9 @@ def tokenizer_from_hf(folder: Path, *, vocab_size: int | None = None) -> HfToken
     named = [] if eos is None else [eos]
     eos_ids = frozenset((*named, *generation_eos, *end_markers(ids, vocabulary.types)))
 
+    # As in transformers since version 5, add_bos_token and add_eos_token of tokenizer_config.json
+    # do not count: the post-processor of tokenizer.json has them already.
     prefix, suffix = _surrounding_ids(library, path)
-    prefix = _settle(config, "add_bos_token", bos, prefix)
-    suffix = _settle(config, "add_eos_token", eos, suffix)
     return HfTokenizer(
         library,
         vocabulary,
@@ -194,16 +194,6 @@ def _surrounding_ids(library: Tokenizer, path: Path) -> tuple[list[int], list[in
         if whole[start:stop] == plain:
             return whole[:start], whole[stop:]
     raise TokenizerError(f"{path}: its post-processor does more than to add tokens around a text")
-
-
-def _settle(
-    config: Mapping[str, Any], key: str, token_id: int | None, around: list[int]
-) -> list[int]:
-    """``around`` with the token present or absent as the configuration says, if it does."""
-    wanted = config.get(key)
-    if not isinstance(wanted, bool) or token_id is None or wanted == (token_id in around):
-        return around
-    return [*around, token_id] if wanted else [i for i in around if i != token_id]
 
 
 def _guarded_copy(library: Tokenizer) -> Tokenizer:

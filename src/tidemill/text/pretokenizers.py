@@ -15,12 +15,14 @@ class PreTokenizer:
     """``patterns`` are applied in order, matches and the text between them both become pieces.
 
     ignore_merges: a piece that is a token as a whole is taken without merging. add_bos: whether
-    the family begins texts with BOS where the file does not say.
+    the family begins texts with BOS where the file does not say. nfc: text is brought to Unicode's
+    composed form first, as the family's tokenizer.json says (GGUF files do not carry this).
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    nfc: bool = False
 
 
 _WORDS = r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -94,7 +96,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(_CL100K.patterns, ignore_merges=True)),
     **dict.fromkeys(
         (
-            "qwen2",
             "deepseek-r1-qwen",
             "stablelm2",
             "megrez",
@@ -105,13 +106,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ),
         _QWEN2,
     ),
+    "qwen2": PreTokenizer(_QWEN2.patterns, nfc=True),
     "qwen35": PreTokenizer((_cl100k(r"\p{N}", r"[\p{L}\p{M}]", r"[^\s\p{L}\p{M}\p{N}]"),)),
     **dict.fromkeys(
         (
             "gpt-2",
             "phi-2",
-            "mpt",
-            "olmo",
             "jais",
             "gigachat",
             "a.x-4.0",
@@ -127,7 +127,6 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             "smollm",
             "starcoder",
             "refact",
-            "command-r",
             "codeshell",
             "exaone",
             "minerva-7b",
@@ -135,6 +134,8 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ),
         _DIGITS_GPT2,
     ),
+    **dict.fromkeys(("mpt", "olmo"), PreTokenizer(_PLAIN_GPT2.patterns, nfc=True)),
+    "command-r": PreTokenizer(_DIGITS_GPT2.patterns, nfc=True),
     "falcon": PreTokenizer((_FALCON_PUNCTUATION, _GPT2, "[0-9][0-9][0-9]")),
     "deepseek-llm": PreTokenizer(
         (

@@ -94,14 +94,17 @@ def clean_texts(tokens: Iterable[object], where: str) -> list[str]:
 
     Raises TokenizerError for anything but str and bytes.
     """
-    texts: list[str] = []
-    for index, token in enumerate(tokens):
-        if isinstance(token, str):
-            texts.append(token)
-        elif isinstance(token, bytes):
-            texts.append(token.decode("utf-8", "surrogateescape"))
-        else:
-            raise TokenizerError(f"{where}[{index}] is a {type(token).__name__}, not a text")
+    items = list(tokens)
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) != len(items):
+        texts = []
+        for index, item in enumerate(items):
+            if isinstance(item, bytes):
+                texts.append(item.decode("utf-8", "surrogateescape"))
+            elif isinstance(item, str):
+                texts.append(item)
+            else:
+                raise TokenizerError(f"{where}[{index}] is a {type(item).__name__}, not a text")
     try:
         "".join(texts).encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
