@@ -24,8 +24,18 @@ done
 
 if [ ! -x $llama/bin/python ]; then
   $python -m venv $llama
-  $llama/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python
+  $llama/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python gguf
 fi
 for name in smollm2 gemma3; do
   $llama/bin/python tests/oracles/make_llama_cpp.py "$($tidemill pull --print-path $name)" $name $flag
+  $llama/bin/python tests/oracles/make_llama_cpp_token_ids.py "$($tidemill pull --print-path $name)" $name $flag
 done
+
+source=build/llama-cpp-source
+if [ ! -d $source ]; then
+  mkdir -p $source
+  $llama/bin/pip download -q --no-deps --no-binary :all: -d $source llama-cpp-python
+  tar xf $source/*.tar.gz -C $source --strip-components=1
+fi
+.venv/bin/python tests/oracles/check_llama_cpp_vocabularies.py $source/vendor/llama.cpp/models
+PYTHONPATH=src $torch/bin/python tests/oracles/check_chat_templates.py $source/vendor/llama.cpp/models/templates
