@@ -34,8 +34,17 @@ STATUS_MESSAGES = {
     2: "no token is left to choose: logit_bias, penalties and min_tokens forbid all of them",
 }
 
+# Scratch of the native sampler, bytes per vocabulary entry: seven arrays of 4 to 8 bytes and a
+# flag per token (Sampler::Scratch in csrc/sampling.cpp).
+_SCRATCH_PER_TOKEN = 33
+
 _NO_IDS = np.zeros(0, np.int32)
 _NO_BIAS = np.zeros(0, np.float32)
+
+
+def scratch_bytes(vocab_size: int) -> int:
+    """Memory that a sampler holds, for memory plans."""
+    return _SCRATCH_PER_TOKEN * vocab_size
 
 
 def fill_row(rows: npt.NDArray[np.void], slot: int, sequence: Sequence) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan
-from tidemill.llm.loading import BackendName, OpenModel, backend_named
+from tidemill.llm.loading import BackendName, OpenModel, backend_named, plan_memory
 from tidemill.llm.memory import BLOCK_SIZE
 from tidemill.models.sources import Source
 
@@ -98,9 +98,10 @@ def plan_model(
     threads: int = 1,
 ) -> MemoryPlan:
     """The memory for ``sequences`` sequences of ``context`` tokens each, all at once."""
-    return backend_named(backend).plan(
-        opened.model,
-        kv=KVCacheSpec(sequences * -(-context // BLOCK_SIZE), BLOCK_SIZE, kv_dtype),
+    return plan_memory(
+        opened,
+        backend_named(backend),
+        KVCacheSpec(sequences * -(-context // BLOCK_SIZE), BLOCK_SIZE, kv_dtype),
         max_batch_tokens=max(max_batch_tokens, sequences),
         max_logit_rows=sequences,
         threads=threads,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Runner
 from tidemill.engine.base import EngineConfig
 from tidemill.engine.engine import Engine
+from tidemill.engine.sampling import scratch_bytes
 from tidemill.hardware import CoreBudget, available_memory, core_budget
 from tidemill.llm.memory import SizedCache, default_context, size_cache
 from tidemill.models import Model, load_model
@@ -127,6 +128,26 @@ def backend_named(name: str) -> Backend:
     return cast("Backend", importlib.import_module(f"tidemill.backends.{name}"))
 
 
+def plan_memory(
+    opened: OpenModel,
+    backend: Backend,
+    kv: KVCacheSpec,
+    *,
+    max_batch_tokens: int,
+    max_logit_rows: int,
+    threads: int,
+) -> MemoryPlan:
+    """What the backend and the sampler will hold."""
+    plan = backend.plan(
+        opened.model,
+        kv=kv,
+        max_batch_tokens=max_batch_tokens,
+        max_logit_rows=max_logit_rows,
+        threads=threads,
+    )
+    return replace(plan, scratch=plan.scratch + scratch_bytes(opened.model.config.vocab_size))
+
+
 def compile_model(
     opened: OpenModel,
     *,
@@ -163,7 +184,7 @@ def compile_model(
         "threads": threads,
     }
     cache = size_cache(
-        lambda kv: chosen.plan(opened.model, kv=kv, **limits),
+        lambda kv: plan_memory(opened, chosen, kv, **limits),
         max_context=opened.max_context,
         max_sequences=max_sequences,
         kv_dtype=kv_dtype,
