@@ -382,6 +382,9 @@ def test_quantised_folders_are_refused(files):
         ("qwen3moe", "gguf", "qwen3moe.expert_count", 0, "'qwen3moe.expert_count' is missing"),
         ("qwen3moe", "gguf", "qwen3moe.expert_used_count", 7, "outside 1..6"),
         ("gemma3", "gguf", "gemma3.attention.sliding_window_pattern", [True], "1 entries for 7"),
+        ("qwen3_yarn", "gguf", "qwen3.rope.scaling.yarn_beta_fast", 1e308, "is 1e.308, outside"),
+        ("qwen3_yarn", "gguf", "qwen3.rope.scaling.yarn_beta_slow", 5e-324, "is 5e-324, outside"),
+        ("llama", "safetensors", "rms_norm_eps", 10**400, r"eps' is 10+\.\.\.0+, outside"),
         ("llama", "safetensors", "hidden_act", "relu", "'hidden_act' is 'relu'"),
         ("llama", "safetensors", "hidden_size", "64", "must be a whole number"),
         ("llama", "safetensors", "hidden_size", True, "must be a whole number"),
@@ -395,6 +398,8 @@ def test_quantised_folders_are_refused(files):
          {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}, "8 positive rope"),
         ("phi3_long", "safetensors", "rope_scaling",
          {"type": "longrope", "long_factor": "x" * 8}, "must be a list of numbers"),
+        ("phi3_long", "safetensors", "rope_scaling",
+         {"type": "longrope", "long_factor": [10**400] * 8}, "long_factor' is 10.*, outside"),
         ("gemma3_layer_types", "safetensors", "layer_types", ["chunked_attention"] * 3, "chunked"),
         ("gemma3", "safetensors", "use_bidirectional_attention", True, "only causal"),
         ("smollm3_window", "safetensors", "no_rope_layers", [1, 0], "2 entries for 4 layers"),
@@ -403,7 +408,12 @@ def test_quantised_folders_are_refused(files):
 def test_bad_hyper_parameters_are_named(files, name, form, key, value, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         load_model(changed(files[name, form], metadata={key: value}))
-    assert str(files[name, form].files[0]) in str(caught.value)
+    file = files[name, form].files[0]
+    where = file if key.startswith(f"{CASE[name].gguf_arch}.") else file.with_name("config.json")
+    if "hyper-parameter" in str(caught.value):
+        assert str(caught.value).startswith(f"{where}: ")
+    else:
+        assert str(caught.value).startswith(f"{file}: ")
 
 
 def test_a_context_below_one_is_refused(files):
@@ -423,13 +433,14 @@ NASTY = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**64), 2**64),
-    st.sampled_from([0, 1, 2, 3, 7, 2**31, 2**63]),
+    st.sampled_from([0, 1, 2, 3, 7, 2**31, 2**63, 10**400, 5e-324, 1e308]),
     st.floats(allow_nan=True, allow_infinity=True),
     st.sampled_from(["", "yarn", "linear", "llama3", "longrope", "x" * 50]),
     st.lists(st.integers(-2, 9), max_size=8),
     st.lists(st.sampled_from(["full_attention", "sliding_attention", 1]), max_size=8),
     st.dictionaries(
         st.sampled_from(["rope_type", "factor", "rope_theta", "long_factor", "full_attention",
+                         "beta_fast", "beta_slow",
                          "sliding_attention", "original_max_position_embeddings"]),
         st.one_of(st.floats(), st.integers(-3, 300), st.just("yarn"), st.none(),
                   st.lists(st.floats(), max_size=8)),
@@ -448,6 +459,7 @@ def test_hostile_metadata_loads_or_is_refused(files, data):
     names = sorted(set(checkpoint.metadata) | {
         "rope_scaling", "rope_parameters", "layer_types", "sliding_window", "head_dim",
         "mlp_only_layers", "text_config", "llama.rope.scaling.type", "llama.rope.scaling.factor",
+        "qwen3.rope.scaling.yarn_beta_fast", "qwen3.rope.scaling.yarn_beta_slow",
         "gemma3.attention.sliding_window_pattern", "partial_rotary_factor",
     })  # fmt: skip
     changes = data.draw(st.dictionaries(st.sampled_from(names), NASTY, min_size=1, max_size=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,11 +109,11 @@ def find_architecture(checkpoint: Checkpoint) -> Architecture:
     if checkpoint.format == "gguf":
         name = checkpoint.metadata.get("general.architecture")
         for row in ARCHITECTURES:
-            if row.gguf is not None and row.gguf == name:
+            if isinstance(name, str) and name == row.gguf:  # a file may hold an array here
                 return row
         known = ", ".join(row.gguf for row in ARCHITECTURES if row.gguf)
         raise CheckpointError(
-            f"{where}: architecture {name!r} (general.architecture) is not supported; "
+            f"{where}: architecture {reprlib.repr(name)} (general.architecture) is not supported; "
             f"supported: {known}"
         )
     classes = checkpoint.metadata.get("architectures")
@@ -125,5 +126,6 @@ def find_architecture(checkpoint: Checkpoint) -> Architecture:
             return row
     known = ", ".join(name for row in ARCHITECTURES for name in row.hf)
     raise CheckpointError(
-        f"{where}: architecture {classes or model_type!r} is not supported; supported: {known}"
+        f"{where}: architecture {reprlib.repr(classes or model_type)} is not supported; "
+        f"supported: {known}"
     )

@@ -13,8 +13,8 @@ from tidemill.models.hyper import Hyper
 class ModelConfig:
     """Plain hyper-parameters; each architecture adds its own.
 
-    ``d_ff`` is the width of a dense feed-forward block, or of one expert where all layers are
-    mixtures. ``n_experts`` is 0 for dense models. ``context_length`` is what the model was
+    ``d_ff`` is the width of a dense feed-forward block; the matrices of a mixture say how wide its
+    experts are. ``n_experts`` is 0 for dense models. ``context_length`` is what the model was
     trained for, in tokens.
     """
 

@@ -41,6 +41,8 @@ class Hyper:
     ) -> None:
         self.checkpoint = checkpoint
         self.is_gguf = checkpoint.format == "gguf"
+        # The file that the metadata comes from, for errors.
+        self.file = checkpoint.files[0] if self.is_gguf else checkpoint.folder / "config.json"
         self.metadata: Mapping[str, Any] = checkpoint.metadata
         if not self.is_gguf:
             text = checkpoint.metadata.get("text_config")  # the language part of a larger model
@@ -59,7 +61,7 @@ class Hyper:
 
     def fail(self, gguf: str | None, hf: str | None, problem: str) -> CheckpointError:
         key = self.key(gguf, hf) or gguf or hf
-        return CheckpointError(f"{self.checkpoint.files[0]}: hyper-parameter {key!r} {problem}")
+        return CheckpointError(f"{self.file}: hyper-parameter {key!r} {problem}")
 
     def integer(
         self,
@@ -86,7 +88,7 @@ class Hyper:
             raise self.fail(gguf, hf, f"must be a whole number, not {reprlib.repr(value)}")
         result = int(value)
         if not low <= result <= high:
-            raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
+            raise self.fail(gguf, hf, f"is {reprlib.repr(result)}, outside {low}..{high}")
         return result
 
     def optional_integer(
@@ -133,9 +135,12 @@ class Hyper:
     ) -> float:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
             raise self.fail(gguf, hf, f"must be a number, not {reprlib.repr(value)}")
-        result = float(value)
+        try:
+            result = float(value)
+        except OverflowError:  # JSON has integers of any length
+            result = math.inf
         if not (math.isfinite(result) and low < result < high):
-            raise self.fail(gguf, hf, f"is {result}, outside {low}..{high}")
+            raise self.fail(gguf, hf, f"is {reprlib.repr(value)}, outside {low}..{high}")
         return result
 
     def flag(self, gguf: str | None, hf: str | None, default: bool) -> bool:
@@ -179,4 +184,5 @@ class Hyper:
         """Refuse a Hugging Face config that asks for another activation than recorded."""
         found = self.text(None, "hidden_activation", self.text(None, "hidden_act", default))
         if found not in expected:
-            raise self.fail(None, "hidden_act", f"is {found!r}; supported: {', '.join(expected)}")
+            supported = ", ".join(expected)
+            raise self.fail(None, "hidden_act", f"is {reprlib.repr(found)}; supported: {supported}")

@@ -60,7 +60,7 @@ def load_model(checkpoint: Checkpoint, *, max_context: int | None = None) -> Mod
             f"{where}: hyper-parameters and tensors do not fit together: {error}"
         ) from error
     except CheckpointError as error:
-        if str(where) in str(error):
+        if str(error).startswith((f"{where}: ", f"{hyper.file}: ")):
             raise
         raise CheckpointError(f"{where}: {error}") from error
     return Model(config, program, weights)

@@ -5,12 +5,13 @@ Yang et al. 2024 and 2025.
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
 from tidemill.models.blocks import gated_mlp, mixture
 from tidemill.models.config import ModelConfig
-from tidemill.models.hyper import MAX_LAYERS, MAX_WIDTH, Hyper
+from tidemill.models.hyper import MAX_LAYERS, Hyper
 from tidemill.models.rope import read_rope
 from tidemill.program.graph import Graph, Tensor
 from tidemill.program.ops import RopeSpec
@@ -18,10 +19,7 @@ from tidemill.program.ops import RopeSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QwenConfig(ModelConfig):
-    """``windows`` and ``sparse`` (which layers are mixtures) have one entry per layer.
-
-    ``d_ff_expert`` is the width of one expert, 0 for dense models.
-    """
+    """``windows`` and ``sparse`` (which layers are mixtures) have one entry per layer."""
 
     rope: RopeSpec
     windows: tuple[int | None, ...]
@@ -29,7 +27,6 @@ class QwenConfig(ModelConfig):
     norm_heads: bool
     sparse: tuple[bool, ...]
     norm_topk: bool = True
-    d_ff_expert: int = 0
 
 
 def qwen(g: Graph, c: QwenConfig) -> Tensor:
@@ -68,7 +65,9 @@ def qwen3moe_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenCon
     step = h.integer(None, "decoder_sparse_step", 1, high=MAX_LAYERS)
     dense = h.raw(None, "mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise h.fail(None, "mlp_only_layers", f"must be a list of layers, not {dense!r}")
+        raise h.fail(
+            None, "mlp_only_layers", f"must be a list of layers, not {reprlib.repr(dense)}"
+        )
     window = None
     if h.flag(None, "use_sliding_window", False):
         window = h.optional_integer(None, "sliding_window")
@@ -81,9 +80,6 @@ def qwen3moe_config(h: Hyper, base: dict[str, Any], max_context: int) -> QwenCon
         sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(n_layers)),
         # GGUF files of this family leave the key out and mean true.
         norm_topk=h.flag("expert_weights_norm", "norm_topk_prob", h.is_gguf),
-        d_ff_expert=h.integer(
-            "expert_feed_forward_length", "moe_intermediate_size", high=MAX_WIDTH
-        ),
     )
 
 

@@ -8,6 +8,7 @@ published ``rope_parameters`` of Llama 3.1, with the defaults that Hugging Face 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -19,6 +20,9 @@ from tidemill.program.ops import RopeSpec
 
 Frequencies = npt.NDArray[np.float64]
 Style = Literal["half", "interleaved"]
+
+# Turns over the original context, between which YaRN ramps; beyond these its logarithms overflow.
+_BETA_LOW, _BETA_HIGH = 1e-6, 1e6
 
 
 def frequencies(dim: int, theta: float) -> Frequencies:
@@ -113,14 +117,18 @@ def _read_gguf(
             theta=theta,
             factor=factor,
             original=original,
-            beta_fast=h.number("rope.scaling.yarn_beta_fast", None, 32.0),
-            beta_slow=h.number("rope.scaling.yarn_beta_slow", None, 1.0),
+            beta_fast=h.number(
+                "rope.scaling.yarn_beta_fast", None, 32.0, low=_BETA_LOW, high=_BETA_HIGH
+            ),
+            beta_slow=h.number(
+                "rope.scaling.yarn_beta_slow", None, 1.0, low=_BETA_LOW, high=_BETA_HIGH
+            ),
         )
         magnitude = attention_factor * _yarn_magnitude(factor)
     elif kind == "linear":
         freqs = freqs / factor
     elif kind not in ("none", "longrope"):
-        raise h.fail("rope.scaling.type", None, f"is {kind!r}, which is not supported")
+        raise h.fail("rope.scaling.type", None, f"is {reprlib.repr(kind)}, which is not supported")
     return _spec(h, freqs, style, magnitude)
 
 
@@ -134,13 +142,15 @@ def _read_hf(
 ) -> RopeSpec:
     parameters = hf_rope_parameters(h, layer_type)
 
-    def number(key: str, default: float | None = None) -> float:
+    def number(
+        key: str, default: float | None = None, *, low: float = 0.0, high: float = math.inf
+    ) -> float:
         value = parameters.get(key)
         if value is None:
             if default is None:
                 raise h.fail(None, f"rope_parameters.{key}", "is missing")
             return default
-        return h.check_number(value, None, f"rope_parameters.{key}")
+        return h.check_number(value, None, f"rope_parameters.{key}", low=low, high=high)
 
     theta = number("rope_theta", h.number(None, "rope_theta", default_theta))
     if theta <= 1.0:
@@ -172,8 +182,8 @@ def _read_hf(
             theta=theta,
             factor=factor,
             original=original,
-            beta_fast=number("beta_fast", 32.0),
-            beta_slow=number("beta_slow", 1.0),
+            beta_fast=number("beta_fast", 32.0, low=_BETA_LOW, high=_BETA_HIGH),
+            beta_slow=number("beta_slow", 1.0, low=_BETA_LOW, high=_BETA_HIGH),
             truncate=parameters.get("truncate", True) is not False,
         )
         inferred = _yarn_magnitude(factor)
@@ -184,18 +194,20 @@ def _read_hf(
         magnitude = number("attention_factor", inferred)
     elif kind in ("longrope", "su"):
         name = "long_factor" if max_context > original else "short_factor"
-        divisors = parameters.get(name)
-        if not isinstance(divisors, Sequence) or not all(
-            isinstance(d, (int, float)) for d in divisors
-        ):
-            raise h.fail(None, f"rope_parameters.{name}", "must be a list of numbers")
-        freqs = _divide(h, freqs, np.asarray(divisors, np.float64), f"rope_parameters.{name}")
+        where = f"rope_parameters.{name}"
+        values = parameters.get(name)
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise h.fail(None, where, "must be a list of numbers")
+        divisors = np.array([h.check_number(value, None, where) for value in values])
+        freqs = _divide(h, freqs, divisors, where)
         factor = number("factor", trained / original)
         inferred = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
         magnitude = number("attention_factor", inferred)
     # Dynamic NTK changes nothing up to the trained context, which is all that is served.
     elif kind not in ("default", "dynamic"):
-        raise h.fail(None, "rope_parameters.rope_type", f"is {kind!r}, which is not supported")
+        raise h.fail(
+            None, "rope_parameters.rope_type", f"is {reprlib.repr(kind)}, which is not supported"
+        )
     return _spec(h, freqs, style, magnitude)
 
 
@@ -209,7 +221,7 @@ def hf_rope_parameters(h: Hyper, layer_type: str | None = None) -> Mapping[str, 
     if isinstance(parameters, Mapping) and layer_type is not None:
         parameters = parameters.get(layer_type, parameters)
     if not isinstance(parameters, Mapping):
-        raise h.fail(None, "rope_parameters", f"must be an object, not {parameters!r}")
+        raise h.fail(None, "rope_parameters", f"must be an object, not {reprlib.repr(parameters)}")
     return parameters
 
 
