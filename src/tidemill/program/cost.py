@@ -123,7 +123,8 @@ def _cost(op: Op, program: Program, weights: Mapping[str, Stored], batch: BatchS
     moves = not isinstance(op, (Slice, Reshape))  # views move nothing
     out = program.values[writes(op)[-1]]
     rows = batch.rows(out.rows)
-    weight_bytes = float(sum(_stored_bytes(weights[name]) for name in weights_of(op)))
+    stored = (weights[name] for name in weights_of(op))
+    weight_bytes = float(sum(weight.type.nbytes(weight.shape) for weight in stored))
     kv_bytes = 0.0
     read_bytes = sum(nbytes(value) for value in reads(op)) if moves else 0
     flops = float(_FLOPS_PER_ELEMENT.get(type(op), 1) * out.width * rows)
@@ -146,8 +147,6 @@ def _cost(op: Op, program: Program, weights: Mapping[str, Stored], batch: BatchS
             flops = 5.0 * rows * program.values[op.x].width
         case Combine():
             flops = 2.0 * rows * program.values[op.x].width
-        case _:
-            pass
     written_bytes = sum(nbytes(value) for value in writes(op)) if moves else 0
     return OpCost(op, weight_bytes, kv_bytes, read_bytes, written_bytes, flops)
 
@@ -168,10 +167,3 @@ def _attention(op: Attention, program: Program, batch: BatchShape) -> tuple[floa
         kv_bytes += token_bytes * (sequence.context - oldest + sequence.new)
         flops += pairs * n_heads * (4 * head_dim + 5)
     return kv_bytes, flops
-
-
-def _stored_bytes(weight: Stored) -> int:
-    n = 1
-    for extent in weight.shape:
-        n *= extent
-    return n // weight.type.block_weights * weight.type.block_bytes

@@ -189,10 +189,6 @@ class _Scope:
     def weight_name(self, name: str) -> str:
         return f"{self._prefix}{name}.weight"
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has this weight."""
-        return self.weight_name(name) in self.graph.weights
-
     def linear(self, x: Tensor, name: str, *, needs_bias: bool = False) -> Tensor:
         """x @ W^T, plus the bias where the checkpoint has one (or must): (in,) to (out,)."""
         weight = self.weight_name(name)
@@ -266,7 +262,7 @@ class Layer(_Scope):
                 k.value.id,
                 v.value.id,
                 out.value.id,
-                layer=graph.add_kv(KVShape(k.shape[0], head_dim, window)),
+                layer=graph.add_kv(KVShape(k.shape[0], head_dim)),
                 scale=head_dim**-0.5 if scale is None else scale,
                 window=window,
                 softcap=softcap,

@@ -9,6 +9,7 @@ weights by name; they are plain data, so that any backend can interpret, compile
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,10 +27,7 @@ class Value:
 
     @property
     def width(self) -> int:
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,6 @@ class KVShape:
 
     n_kv_heads: int
     head_dim: int
-    window: int | None = None
 
 
 ActivationKind = Literal["silu", "gelu_tanh", "gelu"]

@@ -7,6 +7,7 @@ Nothing in this room knows an architecture: names, hyper-parameters and transfor
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,9 @@ class TensorType(enum.IntEnum):
         """Bytes of one block."""
         return _BLOCKS[self][1]
 
-    @property
-    def bits_per_weight(self) -> float:
-        return 8.0 * self.block_bytes / self.block_weights
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a tensor of this row-major shape, whose last axis is in whole blocks."""
+        return math.prod(shape) // self.block_weights * self.block_bytes
 
 
 # (weights per block, bytes per block), from the GGUF format's block structures.
@@ -95,10 +96,7 @@ class WeightTensor:
 
     @property
     def n_weights(self) -> int:
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -107,19 +105,7 @@ class WeightTensor:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row along the last axis."""
-        return self.shape[-1] // self.type.block_weights * self.type.block_bytes
-
-    def rows(self, start: int, stop: int) -> WeightTensor:
-        """The view of rows ``start:stop`` of the first axis."""
-        if not 0 <= start <= stop <= self.shape[0]:
-            raise IndexError(f"rows {start}:{stop} of tensor {self.name!r} with shape {self.shape}")
-        step = self.nbytes // self.shape[0] if self.shape[0] else 0
-        return WeightTensor(
-            self.name,
-            self.type,
-            (stop - start, *self.shape[1:]),
-            self.data[start * step : stop * step],
-        )
+        return self.type.nbytes(self.shape[-1:])
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """All weights as float32, of ``shape``."""
@@ -153,16 +139,3 @@ class Checkpoint:
     @property
     def folder(self) -> Path:
         return self.files[0].parent
-
-    @property
-    def n_weights(self) -> int:
-        """Weights (parameters) in all tensors."""
-        return sum(tensor.n_weights for tensor in self.tensors.values())
-
-    @property
-    def bytes_by_type(self) -> dict[TensorType, int]:
-        """Bytes stored in each type that occurs, the largest first."""
-        sizes: dict[TensorType, int] = {}
-        for tensor in self.tensors.values():
-            sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.nbytes
-        return dict(sorted(sizes.items(), key=lambda item: -item[1]))

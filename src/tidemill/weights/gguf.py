@@ -356,17 +356,14 @@ class _Reader:
         shape = tuple(self.u64(what) for _ in range(n_dimensions))[::-1]
         type = self.tensor_type(self.u32(what), name)
         offset = self.u64(what)
-        n_weights = 1
-        for extent in shape:
-            n_weights *= extent
-        if n_weights == 0:
+        if 0 in shape:
             raise self.damaged(what, f"shape {shape} has an empty axis")
         if shape[-1] % type.block_weights:
             raise self.error(
                 f"{what} of type {type.name} and shape {shape}: the last axis must be a multiple "
                 f"of {type.block_weights}"
             )
-        return name, type, shape, n_weights // type.block_weights * type.block_bytes, offset
+        return name, type, shape, type.nbytes(shape), offset
 
     def tensor_type(self, number: int, name: str) -> TensorType:
         try:

@@ -76,19 +76,18 @@ def dequantize(data: _Bytes, type: TensorType, shape: tuple[int, ...]) -> _Float
     size is not what ``type`` and ``shape`` ask for. Beyond the result, memory is bounded by a
     chunk of 65,536 weights.
     """
-    n_weights = math.prod(shape)
     if min(shape, default=1) < 0 or (shape[-1] if shape else 1) % type.block_weights:
         raise ValueError(
             f"shape {shape} does not fit {type.name}: the last axis must be a multiple of "
             f"{type.block_weights}"
         )
-    expected = n_weights // type.block_weights * type.block_bytes
+    expected = type.nbytes(shape)
     if data.dtype != np.uint8 or data.ndim != 1 or data.size != expected:
         raise ValueError(
             f"{type.name} of shape {shape} needs {expected} bytes as a one-dimensional uint8 "
             f"array, got {data.dtype} of shape {data.shape}"
         )
-    out = np.empty(n_weights, dtype=np.float32)
+    out = np.empty(math.prod(shape), dtype=np.float32)
     data = np.ascontiguousarray(data)
     if type is TensorType.F32:
         out.view(np.uint8)[:] = data
