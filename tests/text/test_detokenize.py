@@ -118,6 +118,7 @@ def test_the_leading_space_is_dropped_once_and_only_where_it_is_a_prefix() -> No
     assert "".join(stream(plain, [a, a])) == " a a"
     assert "".join(stream(prefixed, [1, a, a])) == "a a"
     assert "".join(stream(prefixed, [spaces, a])) == "  a"
+    assert "".join(stream(prefixed, [3, a])) == "a" == prefixed.decode([3, a])  # 3 is empty
     continuing = IncrementalDetokenizer(prefixed, continues_text=True)
     assert continuing.push(a) == " a"
 

@@ -164,5 +164,8 @@ def test_ignore_merges_takes_whole_pieces_first() -> None:
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
     whole = len(metadata["tokenizer.ggml.tokens"]) - 1
     assert tokenizer_from_gguf(metadata).encode("zqzq") == [0, whole]  # and BOS, by family
+    metadata["tokenizer.ggml.token_type"][whole] = 3  # but never a control token
+    assert whole not in tokenizer_from_gguf(metadata).encode("zqzq")
+    metadata["tokenizer.ggml.token_type"][whole] = 1
     metadata["tokenizer.ggml.pre"] = "dbrx"
     assert whole not in tokenizer_from_gguf(metadata).encode("zqzq")

@@ -202,7 +202,7 @@ def test_memory_is_bounded(source: str) -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 500 << 20
+    assert peak < 100 << 20
     assert time.thread_time() - start < 20
 
 

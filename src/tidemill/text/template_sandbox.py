@@ -202,7 +202,6 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = current_budget()
-        budget.tick()
         for argument in (*args, *(v for k, v in kwargs.items() if not k.startswith("_"))):
             if isinstance(argument, list | tuple | dict):
                 budget.measure(argument)
