@@ -381,7 +381,7 @@ void attend_rows(const AttendJob& job, int span, int row) {
     const f32x16 shift = f32_splat(part_max);
     f32x16 sum = f32_zero();
     for (int i = tile_begin; i < tile_end; i += 16) {
-      const f32x16 e = exp(f32_load(s + i) - shift);
+      const f32x16 e = exp_of_negative(f32_load(s + i) - shift);
       f32_store(s + i, e);
       sum = sum + e;
     }

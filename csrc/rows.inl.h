@@ -72,7 +72,7 @@ void row_softmax(const float* x, int n, float* out) {
   float top = x[0];
   for (int i = 1; i < n; ++i) top = x[i] > top ? x[i] : top;
   const f32x16 shift = f32_splat(top);
-  map_row(x, n, out, [=](f32x16 a) { return exp(a - shift); });
+  map_row(x, n, out, [=](f32x16 a) { return exp_of_negative(a - shift); });
   float sum = 0.0f;
   for (int i = 0; i < n; ++i) sum += out[i];
   row_scale(out, 1.0f / sum, n, out);
@@ -90,8 +90,17 @@ void row_gated(const float* gate, const float* up, int n, float* out) {
 
 void rope_half(const float* x, const float* cos, const float* sin, int pairs, int dim,
                float* out) {
-  for (int i = 0; i < pairs; i += 16) {
-    const int n = pairs - i < 16 ? pairs - i : 16;
+  int i = 0;
+  for (; i + 16 <= pairs; i += 16) {
+    const f32x16 c = f32_load(cos + i);
+    const f32x16 s = f32_load(sin + i);
+    const f32x16 a = f32_load(x + i);
+    const f32x16 b = f32_load(x + pairs + i);
+    f32_store(out + i, a * c - b * s);
+    f32_store(out + pairs + i, b * c + a * s);
+  }
+  if (i < pairs) {
+    const int n = pairs - i;
     const f32x16 c = f32_load_n(cos + i, n);
     const f32x16 s = f32_load_n(sin + i, n);
     const f32x16 a = f32_load_n(x + i, n);
@@ -100,7 +109,7 @@ void rope_half(const float* x, const float* cos, const float* sin, int pairs, in
     f32_store_n(out + pairs + i, b * c + a * s, n);
   }
   if (out != x) {
-    for (int i = 2 * pairs; i < dim; ++i) out[i] = x[i];
+    for (int d = 2 * pairs; d < dim; ++d) out[d] = x[d];
   }
 }
 

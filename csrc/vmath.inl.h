@@ -27,6 +27,26 @@ TIDEMILL_INLINE f32x16 exp(f32x16 x) {
   return select(less(x, f32_splat(-87.33f)), f32_zero(), p * power);
 }
 
+// e^x for x <= 0, in two thirds of the time: what softmax needs for every score. Exactly 0 below
+// -86.5 (so also at -inf), relative error below 2e-7 near 0 and below 1e-6 at the far end.
+TIDEMILL_INLINE f32x16 exp_of_negative(f32x16 x) {
+  const f32x16 limited = max(f32_splat(-86.5f), x);  // this order keeps a NaN
+  // Adding 1.5 * 2^23 leaves the nearest integer n in the low bits of the sum.
+  const f32x16 magic = f32_splat(12582912.0f);
+  const f32x16 shifted = fma(limited, f32_splat(1.44269504088896341f), magic);
+  const f32x16 r = fma(shifted - magic, f32_splat(-0.693147180559945309f), limited);
+  // Least largest relative error over |r| <= ln(2) / 2 with a constant term of 1 (9e-8).
+  f32x16 p = f32_splat(8.290295489e-3f);
+  p = fma(p, r, f32_splat(4.189803079e-2f));
+  p = fma(p, r, f32_splat(1.666763723e-1f));
+  p = fma(p, r, f32_splat(4.999914765e-1f));
+  p = fma(p, r, f32_splat(9.999997020e-1f));
+  p = fma(p, r, f32_splat(1.0f));
+  // n >= -125, so that adding it to the exponent stays a normal number.
+  const f32x16 power = as_f32(as_i32(p) + shift_left<23>(as_i32(shifted)));
+  return select(less(x, f32_splat(-86.5f)), f32_zero(), power);
+}
+
 // 1 / (1 + e^-x)
 TIDEMILL_INLINE f32x16 sigmoid(f32x16 x) {
   return f32_splat(1.0f) / (f32_splat(1.0f) + exp(f32_zero() - x));

@@ -7,6 +7,7 @@ threads run through it at different speeds.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -98,14 +99,14 @@ def _place(
     for memory, size in sorted(sizes.items(), key=lambda item: -item[1]):
         life = lifetimes[memory]
         at = 0
-        for begin, end, other in sorted(placed):
+        for begin, end, other in placed:
             if other[1] < life[0] or life[1] < other[0]:
                 continue
             if at + size <= begin:
                 break
             at = max(at, end)
         stop = -(-(at + size) // _ALIGN) * _ALIGN
-        placed.append((at, stop, life))
+        insort(placed, (at, stop, life))
         offsets[memory] = at
     return offsets, max((end for _, end, _ in placed), default=0)
 
