@@ -141,6 +141,12 @@ def test_http_split_model(server, make_gguf):
     assert path.with_name("m-00002-of-00002.gguf").read_bytes() == make_gguf(1000, seed=2)
 
 
+@pytest.mark.parametrize("host", ["a..b", "\N{SNOWMAN}.example"])
+def test_http_hosts_that_cannot_be(host: str):
+    with pytest.raises(store.InvalidNameError, match="is no URL"):
+        store.resolve(f"http://{host}/x.gguf")
+
+
 def test_http_names_only_gguf_files(server):
     with pytest.raises(store.InvalidNameError, match=r"does not end in \.gguf"):
         store.resolve(f"{server.url}/model.safetensors")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tidemill.store.base import DownloadError, ModelNotFoundError
+from tidemill.store.base import DownloadError, InvalidNameError, ModelNotFoundError
 from tidemill.store.transfer import CHUNK_BYTES, StaleContentError, Stream, TransientError
 
 # Seconds without a byte before a try is given up.
@@ -122,3 +122,8 @@ def transport_errors(label: str) -> Iterator[None]:
         if any(kind in type(error).__name__ for kind in ("Unsupported", "TooManyRedirects")):
             raise DownloadError(f"{label}: {what}") from error
         raise TransientError(f"{label}: {what}") from error
+    except Exception as error:
+        # Host names that cannot be looked up are found out by the client or the system's resolver.
+        if isinstance(error, UnicodeError) or type(error).__name__ == "InvalidURL":
+            raise InvalidNameError(f"{label} is no URL: {error}") from error
+        raise

@@ -28,7 +28,7 @@ from tidemill.store.transfer import (
     RemoteFile,
     TransientError,
     Workspace,
-    download,
+    download_all,
 )
 
 if TYPE_CHECKING:
@@ -71,10 +71,8 @@ def fetch(
         _remote_file(api, reference.repo, commit, siblings[path], name, only)
         for path, name in names.items()
     ]
-    present = sum(workspace.bytes_present(remote.name, remote.identity) for remote in remotes)
-    workspace.require_space(sum(remote.bytes or 0 for remote in remotes) - present)
     return Fetched(
-        files=tuple(download(remote, workspace, progress) for remote in remotes),
+        files=download_all(remotes, workspace, progress),
         entry=names[selection.entry] if selection.entry else "",
         license=_license(info),
         revision=commit,

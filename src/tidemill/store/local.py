@@ -39,6 +39,7 @@ def local_path(name: str, short_names: Container[str]) -> Path | None:
 
 def _file(path: Path) -> Path:
     if not is_gguf(path.name):
+        # Says more of files that are part of a model, or of a kind that is never loaded.
         select([path.name], where=str(path.parent), path=path.name)
         raise InvalidNameError(f"{path} is no .gguf file; that or a folder can be loaded")
     parts = [path.with_name(part) for part in split_set(path.name)]

@@ -345,7 +345,8 @@ def _check_magic(workspace: Workspace, fetched: Fetched) -> None:
     """Refuse what is no model at all, such as the login page of a network saved as model.gguf.
 
     Raises:
-        IntegrityError
+        InvalidNameError: the name led to a file of another kind.
+        IntegrityError: a file named .gguf is none.
     """
     if fetched.entry and not is_gguf(fetched.entry):
         layout.discard(workspace.folder)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -295,6 +295,19 @@ def full_disk_explained(path: Path) -> Iterator[None]:
         raise
 
 
+def download_all(
+    remotes: Sequence[RemoteFile], workspace: Workspace, progress: Progress
+) -> tuple[FileRecord, ...]:
+    """Fetch every file, once it is known that what is missing of them fits.
+
+    Raises:
+        DownloadError, IntegrityError, DiskFullError: see `download`.
+    """
+    present = sum(workspace.bytes_present(remote.name, remote.identity) for remote in remotes)
+    workspace.require_space(sum(remote.bytes or 0 for remote in remotes) - present)
+    return tuple(download(remote, workspace, progress) for remote in remotes)
+
+
 def download(remote: RemoteFile, workspace: Workspace, progress: Progress) -> FileRecord:
     """Fetch ``remote`` into the workspace, continuing where an earlier try or process stopped.
 
@@ -323,9 +336,9 @@ def download(remote: RemoteFile, workspace: Workspace, progress: Progress) -> Fi
                 if isinstance(error, StaleContentError):
                     writer.restart()
                 if fruitless >= MAX_FRUITLESS_TRIES:
+                    kept = f"; {format_bytes(writer.written)} are kept" if writer.written else ""
                     raise DownloadError(
-                        f"{error}; gave up after {fruitless} tries. "
-                        f"{format_bytes(writer.written)} are kept: pull again to continue"
+                        f"{error}; gave up after {fruitless} tries{kept}. Pull again to continue"
                     ) from error
                 time.sleep(RETRY_DELAYS_SECONDS[max(0, fruitless - 1)])
         return writer.finish(size=remote.bytes, sha256=remote.sha256, git_sha1=remote.git_sha1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,7 @@ from tidemill.store.transfer import (
     Stream,
     TransientError,
     Workspace,
-    download,
+    download_all,
 )
 
 # Schemes that never leave this machine.
@@ -55,23 +56,11 @@ def fetch(
             raise InvalidNameError(
                 f"{reference} is a model of {len(remotes)} files; one checksum cannot verify them"
             )
-        remotes = [_with_expectation(remotes[0], reference, expected)]
-    present = sum(workspace.bytes_present(remote.name, remote.identity) for remote in remotes)
-    workspace.require_space(sum(remote.bytes or 0 for remote in remotes) - present)
-    files = tuple(download(remote, workspace, progress) for remote in remotes)
-    return Fetched(files=files, entry=entry)
-
-
-def _with_expectation(
-    remote: RemoteFile, reference: UrlReference, expected: Expected
-) -> RemoteFile:
-    return RemoteFile(
-        name=remote.name,
-        source=remote.source,
-        identity=remote.identity,
-        bytes=expected.bytes if expected.bytes is not None else remote.bytes,
-        sha256=expected.sha256 or reference.sha256,
-    )
+        (remote,) = remotes
+        size = expected.bytes if expected.bytes is not None else remote.bytes
+        sha256 = expected.sha256 or reference.sha256
+        remotes = [dataclasses.replace(remote, bytes=size, sha256=sha256)]
+    return Fetched(files=download_all(remotes, workspace, progress), entry=entry)
 
 
 def _http_files(reference: UrlReference) -> tuple[list[RemoteFile], str]:
@@ -98,22 +87,16 @@ def _filesystem_files(reference: UrlReference) -> tuple[list[RemoteFile], str]:
     with _filesystem_errors(label):
         info = filesystem.info(root)
         if info["type"] == "directory":
-            base = root.rstrip("/")
+            base, name = root.rstrip("/"), None
             found = filesystem.find(root, maxdepth=2, detail=True)
         else:
-            base = root.rpartition("/")[0]
-            names = split_set(root.rpartition("/")[2])
-            found = {f"{base}/{name}": None for name in names} if len(names) > 1 else {root: info}
-            found = {
-                path: filesystem.info(path) if known is None else known
-                for path, known in found.items()
-            }
+            base, _, name = root.rpartition("/")
+            others = (f"{base}/{part}" for part in split_set(name) if part != name)
+            found = {root: info, **{path: filesystem.info(path) for path in others}}
     listing = {path[len(base) :].lstrip("/"): (path, detail) for path, detail in found.items()}
-    if info["type"] == "directory":
-        selection = select(listing, where=label, choice=lambda file: f"{label.rstrip('/')}/{file}")
-    else:
-        name = root.rpartition("/")[2]
-        selection = select(listing, where=label, path=name)
+    selection = select(
+        listing, where=label, path=name, choice=lambda file: f"{label.rstrip('/')}/{file}"
+    )
     return _remotes(filesystem, listing, selection, label)
 
 
@@ -201,8 +184,10 @@ def _open_filesystem(reference: UrlReference) -> tuple[Any, str]:
         raise MissingDependencyError(
             f"{scheme}:// needs a package that is not installed: {hint}"
         ) from error
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise InvalidNameError(f"{reference}: {error}") from error
+    except OSError as error:  # some connect at once
+        raise DownloadError(f"{reference}: {error}") from error
     return filesystem, str(path)
 
 
@@ -217,7 +202,7 @@ def _filesystem_errors(label: str) -> Iterator[None]:
         raise ModelNotFoundError(f"{label}: not found ({error})") from error
     except PermissionError as error:
         raise DownloadError(f"{label}: access denied: {error}") from error
-    except (OSError, TimeoutError) as error:
+    except OSError as error:
         raise TransientError(f"{label}: {error}") from error
     except Exception as error:
         # The cloud clients behind fsspec have error classes of their own.
