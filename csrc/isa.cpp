@@ -13,13 +13,11 @@
 
 namespace tidemill {
 
+// The build defines TIDEMILL_HAVE_<ISA> for each unit it compiles.
 extern const KernelTable kPortableKernels;
-#if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-#elif defined(__aarch64__)
 extern const KernelTable kNeonKernels;
-#endif
 
 namespace {
 
@@ -35,17 +33,24 @@ Available detect() {
   Available found;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
-  if (avx512) found.add(kAvx512Kernels);
-  if (avx2) found.add(kAvx2Kernels);
-#elif defined(__aarch64__) && defined(__linux__)
+#endif
+#if defined(TIDEMILL_HAVE_AVX512)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni")) {
+    found.add(kAvx512Kernels);
+  }
+#endif
+#if defined(TIDEMILL_HAVE_AVX2)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c")) {
+    found.add(kAvx2Kernels);
+  }
+#endif
+#if defined(TIDEMILL_HAVE_NEON) && defined(__linux__)
   const unsigned long caps = getauxval(AT_HWCAP);
   if ((caps & HWCAP_ASIMDDP) != 0 && (caps & HWCAP_ASIMDHP) != 0) found.add(kNeonKernels);
-#elif defined(__aarch64__) && defined(__APPLE__)
+#elif defined(TIDEMILL_HAVE_NEON) && defined(__APPLE__)
   found.add(kNeonKernels);  // every Apple arm64 CPU since M1 has both extensions
 #endif
   found.add(kPortableKernels);

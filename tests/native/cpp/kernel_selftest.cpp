@@ -3,6 +3,9 @@
 // with 1 and a message at the first failure.
 //
 //     kernel_selftest [isa ...]       default: all available tables
+//
+// avx512_selftest is the same program linked with AVX-512 kernels over emulated intrinsics
+// (avx512_emulated.h); it checks that table, on any CPU with AVX2.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,6 +20,12 @@
 #include "kernels.h"
 #include "matmul.h"
 #include "pack.h"
+
+#ifdef TIDEMILL_EMULATED_AVX512
+namespace tidemill {
+extern const KernelTable kAvx512Kernels;
+}
+#endif
 
 namespace {
 
@@ -268,6 +277,10 @@ int main(int argc, char** argv) {
   int count = 0;
   const KernelTable* const* tables = available_kernels(&count);
   try {
+#ifdef TIDEMILL_EMULATED_AVX512
+    check_table(kAvx512Kernels);
+    return 0;
+#endif
     if (argc == 1) {
       for (int i = 0; i < count; ++i) check_table(*tables[i]);
     }
