@@ -9,7 +9,7 @@ PROMPT ?= Why is the sky blue?
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run models dev test lint types unit native oracles oracles-check slow sanitize arm64 \
+.PHONY: help setup run models dev test lint types unit native oracles slow sanitize arm64 \
         bench clean
 
 help:
@@ -63,7 +63,7 @@ unit: dev models
 
 test: lint types unit
 
-oracles:
+oracles: dev models
 	bash tests/oracles/run.sh
 
 slow: sanitize arm64

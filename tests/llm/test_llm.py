@@ -410,3 +410,10 @@ def test_the_context_can_be_limited(tiny_chat_model: Path) -> None:
 def test_the_reference_backend_agrees(tiny_chat_model: Path, llm: LLM) -> None:
     with LLM(str(tiny_chat_model), backend="reference", kv_dtype="f32") as reference:
         assert ids(reference.generate(PROMPTS, GREEDY)) == ids(llm.generate(PROMPTS, GREEDY))
+
+
+def test_pre_tokenizer_override(tiny_chat_model: Path) -> None:
+    with pytest.raises(ValueError, match="unknown pre-tokenizer 'nonsense'"):
+        LLM(str(tiny_chat_model), pre_tokenizer="nonsense")
+    with LLM(str(tiny_chat_model), pre_tokenizer="llama-bpe") as llm:
+        assert llm.generate("hello", SamplingParams(max_tokens=1))[0].finished

@@ -10,7 +10,9 @@ flag=--check
 python=${PYTHON:-python3}
 torch=.venv-oracles
 llama=.venv-llama
-tidemill=.venv/bin/tidemill
+model_path() {
+  .venv/bin/python -c "import sys; from tidemill import store; print(store.resolve(sys.argv[1]))" "$1"
+}
 
 if [ ! -x $torch/bin/python ]; then
   $python -m venv $torch
@@ -27,8 +29,8 @@ if [ ! -x $llama/bin/python ]; then
   $llama/bin/pip install -q --no-binary llama-cpp-python llama-cpp-python gguf
 fi
 for name in smollm2 gemma3; do
-  $llama/bin/python tests/oracles/make_llama_cpp.py "$($tidemill pull --print-path $name)" $name $flag
-  $llama/bin/python tests/oracles/make_llama_cpp_token_ids.py "$($tidemill pull --print-path $name)" $name $flag
+  $llama/bin/python tests/oracles/make_llama_cpp.py "$(model_path $name)" $name $flag
+  $llama/bin/python tests/oracles/make_llama_cpp_token_ids.py "$(model_path $name)" $name $flag
 done
 
 source=build/llama-cpp-source

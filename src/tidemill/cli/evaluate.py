@@ -39,8 +39,8 @@ def perplexity(
 ) -> None:
     """Perplexity of MODEL on a text, as llama-perplexity of llama.cpp defines it.
 
-    The text is cut into chunks of --context tokens (default 512); of each chunk the second half is
-    scored. One newline at the end of the text is dropped, as there.
+    The text is cut into chunks of --context tokens (512 unless given); of each chunk the second
+    half is scored. One newline at the end of the text is dropped, as there.
     """
     from tidemill.cli.progress import LoadProgress, status_line
     from tidemill.llm.perplexity import DEFAULT_WINDOW, model_perplexity

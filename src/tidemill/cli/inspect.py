@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.options import pre_tokenizer_option
+
 if TYPE_CHECKING:
     from tidemill.backends.base import MemoryPlan
     from tidemill.llm.description import ModelDescription
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     help="How the KV cache is stored.",
 )
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
+@pre_tokenizer_option
 @click.option("--offline", is_flag=True, help="Never use the network.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def inspect(
@@ -43,6 +46,7 @@ def inspect(
     batch: int,
     kv_dtype: Any,
     template: bool,
+    pre_tokenizer: str | None,
     offline: bool,
     as_json: bool,
 ) -> None:
@@ -59,6 +63,7 @@ def inspect(
         opened = open_model(
             model,
             max_context=context,
+            pre_tokenizer=pre_tokenizer,
             offline=offline or None,
             progress=progress.on_download,
             on_stage=progress.on_stage,

@@ -36,6 +36,13 @@ def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
     return decorate
 
 
+pre_tokenizer_option = click.option(
+    "--pre-tokenizer",
+    metavar="NAME",
+    help="How text is split, for a GGUF file that does not say so, or wrongly.",
+)
+
+
 def engine_options(command: Command) -> Command:
     """How the model is loaded: context, threads, KV cache, backend."""
     return _stack(
@@ -67,6 +74,7 @@ def engine_options(command: Command) -> Command:
             show_default=True,
             help="What computes; `reference` is plain NumPy, slow, for comparison.",
         ),
+        pre_tokenizer_option,
         click.option("--offline", is_flag=True, help="Never use the network."),
         click.option("-q", "--quiet", is_flag=True, help="No progress, no notes on stderr."),
     )(command)
@@ -147,7 +155,7 @@ SAMPLING = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "seed", "stop", "ignore_eos",
 )  # fmt: skip
-ENGINE = ("max_context", "threads", "kv_dtype", "backend")
+ENGINE = ("max_context", "threads", "kv_dtype", "backend", "pre_tokenizer")
 
 
 def pick(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

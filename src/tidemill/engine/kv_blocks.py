@@ -113,14 +113,6 @@ class KVBlocks:
             self._hashes[block] = name
             self._by_hash[name] = block
 
-    def clear_cache(self) -> None:
-        """Forget all contents, for instance because the weights have changed."""
-        for block in self._by_hash.values():
-            self._hashes[block] = None
-        self._by_hash.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
-
     def check(self, owned: Iterable[Sequence[int]] = ()) -> None:
         """Raise AssertionError unless every block is in exactly one state and ``owned`` (the
         block lists of all owners) are just the references that are held. For tests."""

@@ -42,6 +42,7 @@ class LoadOptions(TypedDict, total=False):
     4 GiB, at least one full context). backend: "cpu", or "reference" for plain NumPy.
     max_sequences: most sequences computed at once. max_batch_tokens: token budget of a step.
     max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
+    pre_tokenizer: instead of the one that a GGUF file names, or does not.
     seed: makes requests that bring no seed repeatable too, in the order in which they come.
     offline: never use the network. progress, on_stage: callbacks while downloading and loading.
     """
@@ -55,6 +56,7 @@ class LoadOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_waiting: int
     prefix_caching: bool
+    pre_tokenizer: str | None
     seed: int | None
     offline: bool | None
     progress: Progress | None
@@ -94,6 +96,7 @@ class Core:
         opened = open_model(
             model,
             max_context=options.get("max_context"),
+            pre_tokenizer=options.get("pre_tokenizer"),
             offline=options.get("offline"),
             progress=options.get("progress"),
             on_stage=on_stage,

@@ -122,7 +122,7 @@ def _groups(sources: Mapping[str, Source]) -> tuple[TensorGroup, ...]:
                 count *= extent
             types[source.type.name] = types.get(source.type.name, 0) + 1
             parameters += count
-            n_bytes += count // source.type.block_weights * source.type.block_bytes
+            n_bytes += source.type.nbytes(source.shape)
         groups.append(TensorGroup(name, len(group), parameters, n_bytes, types))
     return tuple(groups)
 

@@ -94,12 +94,14 @@ def open_model(
     name: str,
     *,
     max_context: int | None = None,
+    pre_tokenizer: str | None = None,
     offline: bool | None = None,
     progress: Progress | None = None,
     on_stage: OnStage | None = None,
 ) -> OpenModel:
     """Find a model by name (downloading it if need be) and read its description.
 
+    ``pre_tokenizer`` replaces what a GGUF file says of how text is split before merging.
     Raises StoreError if it cannot be found or fetched, CheckpointError if it is damaged or of an
     unsupported kind, ValueError if ``max_context`` is more than it was trained for.
     """
@@ -117,7 +119,9 @@ def open_model(
     if context != trained:  # some architectures choose their rotary embedding by the context
         model = load_model(checkpoint, max_context=context)
     _tell(on_stage, "tokenizer")
-    tokenizer = load_tokenizer(checkpoint.format, checkpoint.metadata, checkpoint.folder)
+    tokenizer = load_tokenizer(
+        checkpoint.format, checkpoint.metadata, checkpoint.folder, pre=pre_tokenizer
+    )
     return OpenModel(name, path, checkpoint, model, tokenizer, context)
 
 

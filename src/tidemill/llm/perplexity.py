@@ -106,6 +106,7 @@ def model_perplexity(
     threads: int | None = None,
     kv_dtype: KVDtype = "f16",
     backend: BackendName = "cpu",
+    pre_tokenizer: str | None = None,
     offline: bool | None = None,
     progress: Progress | None = None,
     on_stage: OnStage | None = None,
@@ -113,7 +114,12 @@ def model_perplexity(
 ) -> PerplexityResult:
     """Load a model by name for this alone, and score ``text`` with it."""
     opened = open_model(
-        model, max_context=context, offline=offline, progress=progress, on_stage=on_stage
+        model,
+        max_context=context,
+        pre_tokenizer=pre_tokenizer,
+        offline=offline,
+        progress=progress,
+        on_stage=on_stage,
     )
     compiled = compile_model(
         opened,

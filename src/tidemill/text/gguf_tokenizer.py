@@ -248,12 +248,13 @@ def _pre_tokenizer(name: str | None, override: str | None) -> PreTokenizer:
     if not name:
         raise TokenizerError(
             "the file does not name its pre-tokenizer (tokenizer.ggml.pre), and a wrong one would"
-            f" quietly degrade the model; give it by name (pre=...), one of: {known}"
+            " quietly degrade the model; give it by name (--pre-tokenizer; in Python"
+            f" pre_tokenizer=), one of: {known}"
         )
     if name not in PRE_TOKENIZERS:
         raise TokenizerError(
             f"tokenizer.ggml.pre is {name!r}, which is not known; if it splits text like one of"
-            f" these, give that name instead (pre=...): {known}"
+            f" these, give that name (--pre-tokenizer; in Python pre_tokenizer=): {known}"
         )
     return PRE_TOKENIZERS[name]
 
