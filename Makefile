@@ -38,15 +38,15 @@ run: setup
 
 # ---- development ------------------------------------------------------------------------------
 
-$(VENV)/.dev: $(VENV)/.installed
-	@echo "Installing what the tests need ..."
-	$(PIP) install -e '.[dev]'
-	@touch $@
+$(VENV)/.dev: $(BIN)/python $(NATIVE)
+	@echo "Building tidemill (warnings are errors) and installing what the tests need ..."
+	$(PIP) install -e '.[dev]' -C cmake.define.TIDEMILL_WERROR=ON
+	@touch $@ $(VENV)/.installed
 
 dev: $(VENV)/.dev
 
 # The two real models that tests run on; a no-op once they are there.
-models: setup
+models: $(VENV)/.installed
 	@$(BIN)/tidemill pull smollm2
 	@$(BIN)/tidemill pull gemma3
 
@@ -82,7 +82,8 @@ clean:
 	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # For working on the kernels: an incremental build, put beside the Python sources.
-native: $(BIN)/python
-	$(BIN)/cmake -S . -B build/dev -G Ninja -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
+native: $(VENV)/.dev
+	$(BIN)/cmake -S . -B build/dev -G Ninja -DTIDEMILL_WERROR=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) >/dev/null
 	$(BIN)/cmake --build build/dev
 	for so in build/dev/_native*.so; do cp $$so src/tidemill/.new.so && mv src/tidemill/.new.so src/tidemill/$$(basename $$so); done

@@ -19,9 +19,12 @@
 namespace tidemill::TIDEMILL_ISA {
 namespace {
 
-// kStagedTokens and kDirectTokens of simd_<isa>.h: tokens per micro-kernel in the staged driver, and
-// the most that the direct driver takes. More would not fit the registers; measured, not guessed
+// kStagedTokens and kDirectTokens of simd_<isa>.h: tokens per micro-kernel in the staged and in the
+// direct driver. More would not fit the registers; measured, not guessed
 // (benchmarks/kernel_matmul.py).
+
+// Up to this many tokens unpacking twice costs less than staging.
+inline constexpr int kMostDirect = 2 * kDirectTokens;
 
 // Groups per staged stretch: 24 x 640 bytes leave half of a 32 KiB L1 cache to the activations.
 inline constexpr int kStageGroups = 24;
@@ -68,8 +71,9 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
     const ActivationBlock& block = x[t][group];
     const f32x16 scale = scales.scale * f32_splat(block.scale);
     if constexpr (Format::kKind == Kind::kAffine) {
-      acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
+      // The minimum first: it need not wait for the integer sums.
       acc[t] = fma(scales.min, f32_splat(block.sum), acc[t]);
+      acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
     } else if constexpr (Format::kKind == Kind::kOffset) {
       // An int16 pair of the offset, negated, times the block's two half sums.
       constexpr std::uint32_t half = static_cast<std::uint16_t>(-Format::kOffset);
@@ -245,16 +249,28 @@ TIDEMILL_INLINE Tile packed_tile(const PackedMatrix& w, int tile) {
   return {data, data + static_cast<std::size_t>(w.cols / kGroup) * Format::kQuantBytes};
 }
 
+// How many tokens the next micro-kernel takes of those that are left: as even a split as possible,
+// for one token alone uses a micro-kernel badly (5 = 3 + 2 rather than 4 + 1).
+TIDEMILL_INLINE int next_tokens(int left, int most) {
+  const int parts = (left + most - 1) / most;
+  return (left + parts - 1) / parts;
+}
+
+// Straight from the packed tiles, which stay in the L1 cache if there is a second pass.
 template <class Format>
 void multiply_few(const Matmul& m) {
-  const ActivationBlock* x[kDirectTokens];
+  const ActivationBlock* x[kMostDirect];
   for (int t = 0; t < m.tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, t) * m.x_stride;
   for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
-    f32x16 acc[kDirectTokens];
-    for (int t = 0; t < m.tokens; ++t) acc[t] = f32_zero();
-    accumulate_some<Format, kDirectTokens>(m.tokens, packed_tile<Format>(m.weights, tile), 0,
-                                           m.weights.cols / kGroup, x, acc);
-    for (int t = 0; t < m.tokens; ++t) write_output(m, tile, t, acc[t]);
+    const Tile packed = packed_tile<Format>(m.weights, tile);
+    for (int t = 0; t < m.tokens;) {
+      const int count = next_tokens(m.tokens - t, kDirectTokens);
+      f32x16 acc[kDirectTokens];
+      for (int i = 0; i < count; ++i) acc[i] = f32_zero();
+      accumulate_some<Format, kDirectTokens>(count, packed, 0, m.weights.cols / kGroup, x + t, acc);
+      for (int i = 0; i < count; ++i) write_output(m, tile, t + i, acc[i]);
+      t += count;
+    }
   }
 }
 
@@ -278,11 +294,12 @@ void multiply_block(const Matmul& m, int first, int last) {
       const int end = begin + length < groups ? begin + length : groups;
       stage_groups<Format>(packed, begin, end, stage);
       const ActivationBlock* from[kStagedTokens];
-      for (int t = 0; t < tokens; t += kStagedTokens) {
-        const int count = tokens - t < kStagedTokens ? tokens - t : kStagedTokens;
+      for (int t = 0; t < tokens;) {
+        const int count = next_tokens(tokens - t, kStagedTokens);
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
         accumulate_some<Staged<Format>, kStagedTokens>(count, {stage, stage + 512}, 0, end - begin,
                                                        from, acc + t);
+        t += count;
       }
     }
     for (int t = 0; t < tokens; ++t) write_output(m, tile, first + t, acc[t]);
@@ -293,7 +310,7 @@ template <TensorType type>
 void multiply_quantized(const Matmul& m) {
   using Format = FormatOf<type>;
   if (m.tokens <= 0) return;
-  if (m.tokens <= kDirectTokens) {
+  if (m.tokens <= kMostDirect) {
     multiply_few<Format>(m);
     return;
   }

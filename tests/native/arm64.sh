@@ -21,7 +21,7 @@ fi
   -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static \
   -DCMAKE_CROSSCOMPILING_EMULATOR="$(command -v qemu-aarch64-static)" \
-  -DTIDEMILL_PYTHON=OFF -DTIDEMILL_SELFTEST=ON
+  -DTIDEMILL_PYTHON=OFF -DTIDEMILL_SELFTEST=ON -DTIDEMILL_WERROR=ON
 "$cmake" --build "$build" -j "$(nproc)"
 
 for test in "$build"/*_selftest; do

@@ -11,7 +11,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 # Python itself, and NumPy, keep memory until the end.
 export ASAN_OPTIONS=detect_leaks=0
 
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTIDEMILL_SANITIZE=ON \
+cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTIDEMILL_SANITIZE=ON -DTIDEMILL_WERROR=ON \
   -DTIDEMILL_SELFTEST=ON -DPython_EXECUTABLE="$python"
 cmake --build "$build" -j "$(nproc)"
 
