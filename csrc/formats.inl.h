@@ -1,8 +1,10 @@
 // How the kernels read one group (16 rows x 32 columns) of each packed type: tile_layout.h gives the
 // bytes. A format has
+//   kPacked         whether this is the layout in memory (and not the unpacked form of matmul.inl.h)
 //   kKind           how its products are scaled (below)
 //   DotType         the integer dot product of simd.h that its weights' range allows
 //   kQuantBytes     from one group's quants to the next one's
+//   kGroupBytes     bytes of a group all in all, on average (packed formats)
 //   quad<j>(q)      the weights of quad j as bytes, from the group's quants
 //   scales(s, g)    the group's factors, from the tile's scale part
 #pragma once
@@ -165,8 +167,11 @@ struct HalfScales {
 
 template <Kind kind, class Dot, class Quants, class Scales, TensorType type>
 struct Format : Quants, Scales {
+  static constexpr bool kPacked = true;
   static constexpr Kind kKind = kind;
   static constexpr int kQuantBytes = tile_layout(type).quant_bytes;
+  static constexpr int kGroupBytes =
+      kQuantBytes + tile_layout(type).scale_bytes + tile_layout(type).super_bytes / 8;
   using DotType = Dot;
 };
 

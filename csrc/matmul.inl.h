@@ -33,10 +33,11 @@ inline constexpr int kStageGroups = 24;
 inline constexpr std::size_t kBlockBytes = 256 * 1024;
 inline constexpr int kMostBlockTokens = 256;
 
-// The parts of a tile that the micro-kernel reads.
+// The parts of a tile that the micro-kernel reads, and the tile that follows.
 struct Tile {
   const std::uint8_t* quants;
   const std::uint8_t* scales;
+  const std::uint8_t* next;
 };
 
 template <int... kQuad, class Body>
@@ -51,6 +52,12 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
                                f32x16 (&acc)[T]) {
   const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
   constexpr std::make_integer_sequence<int, 8> quads;
+  if constexpr (Format::kPacked) {
+    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same pace:
+    // hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
+    const std::uint8_t* next = tile.next + static_cast<std::size_t>(group) * Format::kGroupBytes;
+    for (int line = 0; line < Format::kGroupBytes; line += 64) prefetch(next + line);
+  }
   typename Format::DotType dot[T];
   const auto scales = Format::scales(tile.scales, group);
   unroll(quads, [&](auto quad) {
@@ -128,6 +135,7 @@ void accumulate_some(int count, const Tile& tile, int begin, int end,
 // staged form.
 template <class Dot>
 struct StagedAffine : ByteQuants {
+  static constexpr bool kPacked = false;
   static constexpr Kind kKind = Kind::kAffine;
   static constexpr int kQuantBytes = 512 + 2 * 64;
   using DotType = Dot;
@@ -142,6 +150,7 @@ struct StagedAffine : ByteQuants {
 };
 
 struct StagedOneScale : ByteQuants {
+  static constexpr bool kPacked = false;
   static constexpr int kQuantBytes = 512 + 64;
   static TIDEMILL_INLINE void put_scales(std::uint8_t* p, const OneScale& s) {
     f32_store(reinterpret_cast<float*>(p), s.scale);
@@ -166,6 +175,7 @@ struct StagedSigned : StagedOneScale {
 
 template <class Dot, bool one_scale>
 struct StagedSub : ByteQuants {
+  static constexpr bool kPacked = false;
   static constexpr Kind kKind = Kind::kSub;
   static constexpr bool kOneScale = one_scale;
   static constexpr int kQuantBytes = 512 + 5 * 64;
@@ -246,7 +256,8 @@ TIDEMILL_INLINE void write_output(const Matmul& m, int tile, int token, f32x16 a
 template <class Format>
 TIDEMILL_INLINE Tile packed_tile(const PackedMatrix& w, int tile) {
   const std::uint8_t* data = w.data + static_cast<std::size_t>(tile) * w.tile_bytes;
-  return {data, data + static_cast<std::size_t>(w.cols / kGroup) * Format::kQuantBytes};
+  return {data, data + static_cast<std::size_t>(w.cols / kGroup) * Format::kQuantBytes,
+          tile + 1 < w.tiles() ? data + w.tile_bytes : data};
 }
 
 // How many tokens the next micro-kernel takes of those that are left: as even a split as possible,
@@ -293,12 +304,20 @@ void multiply_block(const Matmul& m, int first, int last) {
     for (int begin = 0; begin < groups; begin += length) {
       const int end = begin + length < groups ? begin + length : groups;
       stage_groups<Format>(packed, begin, end, stage);
+      const Tile staged = {stage, stage + 512, nullptr};
+      // The same stretch of the next tile is fetched meanwhile, some lines with each micro-kernel.
+      const std::size_t first_line = static_cast<std::size_t>(begin) * Format::kGroupBytes;
+      const int lines = (end - begin) * Format::kGroupBytes / 64 + 1;
+      const int calls = (tokens + kStagedTokens - 1) / kStagedTokens;
+      const int step = (lines + calls - 1) / calls;
+      const std::uint8_t* next = packed.next + first_line;
+      const std::uint8_t* next_end = next + static_cast<std::size_t>(lines) * 64;
       const ActivationBlock* from[kStagedTokens];
       for (int t = 0; t < tokens;) {
         const int count = next_tokens(tokens - t, kStagedTokens);
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
-        accumulate_some<Staged<Format>, kStagedTokens>(count, {stage, stage + 512}, 0, end - begin,
-                                                       from, acc + t);
+        for (int line = 0; line < step && next < next_end; ++line, next += 64) prefetch(next);
+        accumulate_some<Staged<Format>, kStagedTokens>(count, staged, 0, end - begin, from, acc + t);
         t += count;
       }
     }

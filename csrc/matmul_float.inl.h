@@ -12,6 +12,12 @@ namespace {
 inline constexpr int kFloatColumns = 256;
 inline constexpr int kFloatBlockTokens = 96;
 
+// Up to this many tokens are taken straight from the packed tiles, in one or two passes.
+inline constexpr int kMostFloatDirect = 2 * kFloatTokens;
+
+// How far ahead of a few tokens their 16-bit weights are fetched, in bytes.
+inline constexpr int kFloatAhead = 4096;
+
 struct WeightsF32 {
   static constexpr int kColumnBytes = 64;
   static TIDEMILL_INLINE f32x16 column(const std::uint8_t* p) {
@@ -41,6 +47,8 @@ template <class Weights, int T>
     acc[t] = accumulators[t];
   }
   for (int c = 0; c < cols; ++c, w += Weights::kColumnBytes) {
+    // Across page ends, where hardware prefetching stops. (Also past the matrix, harmlessly.)
+    if constexpr (T <= 4 && Weights::kColumnBytes < 64) prefetch(w + kFloatAhead);
     const f32x16 column = Weights::column(w);
     unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
       constexpr int t = decltype(token)::value;
@@ -64,14 +72,18 @@ void accumulate_float_some(int count, const std::uint8_t* w, int cols, const flo
 
 template <class Weights>
 void multiply_float_few(const Matmul& m) {
-  const float* x[kFloatTokens];
+  const float* x[kMostFloatDirect];
   for (int t = 0; t < m.tokens; ++t) x[t] = m.floats + row_of(m.x_rows, t) * m.x_stride;
   for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
     const std::uint8_t* w = m.weights.data + static_cast<std::size_t>(tile) * m.weights.tile_bytes;
-    f32x16 acc[kFloatTokens];
-    for (int t = 0; t < m.tokens; ++t) acc[t] = f32_zero();
-    accumulate_float_some<Weights, kFloatTokens>(m.tokens, w, m.weights.cols, x, acc);
-    for (int t = 0; t < m.tokens; ++t) write_output(m, tile, t, acc[t]);
+    for (int t = 0; t < m.tokens;) {
+      const int count = next_tokens(m.tokens - t, kFloatTokens);
+      f32x16 acc[kFloatTokens];
+      for (int i = 0; i < count; ++i) acc[i] = f32_zero();
+      accumulate_float_some<Weights, kFloatTokens>(count, w, m.weights.cols, x + t, acc);
+      for (int i = 0; i < count; ++i) write_output(m, tile, t + i, acc[i]);
+      t += count;
+    }
   }
 }
 
@@ -93,11 +105,12 @@ void multiply_float_block(const Matmul& m, int first, int last) {
         w += Weights::kColumnBytes;
       }
       const float* from[kFloatTokens];
-      for (int t = 0; t < tokens; t += kFloatTokens) {
-        const int count = tokens - t < kFloatTokens ? tokens - t : kFloatTokens;
+      for (int t = 0; t < tokens;) {
+        const int count = next_tokens(tokens - t, kFloatTokens);
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
         accumulate_float_some<WeightsF32, kFloatTokens>(
             count, reinterpret_cast<const std::uint8_t*>(stage), cols, from, acc + t);
+        t += count;
       }
     }
     for (int t = 0; t < tokens; ++t) write_output(m, tile, first + t, acc[t]);
@@ -107,7 +120,7 @@ void multiply_float_block(const Matmul& m, int first, int last) {
 template <class Weights>
 void multiply_float(const Matmul& m) {
   if (m.tokens <= 0) return;
-  if (m.tokens <= kFloatTokens) {
+  if (m.tokens <= kMostFloatDirect) {
     multiply_float_few<Weights>(m);
     return;
   }
