@@ -66,8 +66,7 @@ class PyExecutor {
   PyExecutor(int max_tokens, int max_logits, int small_rows, int threads, int n_blocks,
              int block_size, int kv_type, int vocab_size, int group, std::size_t shared_bytes,
              std::size_t replica_bytes, const std::string& isa)
-      : executor_(kernel_table(isa),
-                  Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
+      : executor_(kernel_table(isa), Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
                          static_cast<KvType>(kv_type)},
                   vocab_size, group, shared_bytes, replica_bytes),
         vocab_size_(vocab_size) {
@@ -285,9 +284,8 @@ void bind_executor(nb::module_& m) {
             return self.executor().add_matrix(tensor_type(type), rows, cols, count);
           },
           "type"_a, "rows"_a, "cols"_a, "count"_a)
-      .def(
-          "add_vector",
-          [](PyExecutor& self, int size) { return self.executor().add_vector(size); }, "size"_a)
+      .def("add_vector", [](PyExecutor& self, int size) { return self.executor().add_vector(size); },
+           "size"_a)
       .def(
           "add_table",
           [](PyExecutor& self, int type, int rows, int cols) {

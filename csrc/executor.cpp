@@ -290,8 +290,7 @@ void Executor::forward(const BatchArrays& batch) {
     std::byte* mine = scratch_.data() + worker_offset + per_worker * static_cast<std::size_t>(rank);
     Worker worker{rank, team_.get(), mine, mine + replica_bytes_};
     const bool timed = profiling_ && rank == 0;
-    auto before = std::chrono::steady_clock::time_point();
-    if (timed) before = std::chrono::steady_clock::now();
+    auto before = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
     for (std::size_t i = 0; i < instructions_.size(); ++i) {
       Instruction& instruction = *instructions_[i];
       if (instruction.barrier[static_cast<std::size_t>(mode)]) team_->barrier();

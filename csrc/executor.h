@@ -201,8 +201,7 @@ class Executor {
   int add_matrix(TensorType type, int rows, int cols, int count);
   int add_vector(int size);
   int add_table(TensorType type, int rows, int cols);
-  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved,
-                     const View& view);
+  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved, const View& view);
   int add_kv_layer(int n_kv_heads, int head_dim);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
   void set_logits(const View& view) { logits_ = view; }
@@ -253,9 +252,7 @@ class Executor {
   const RopeTable& rope_table(int index) const {
     return rope_tables_.at(static_cast<std::size_t>(index));
   }
-  const KvLayer& kv_layer(int index) const {
-    return kv_layers_.at(static_cast<std::size_t>(index));
-  }
+  const KvLayer& kv_layer(int index) const { return kv_layers_.at(static_cast<std::size_t>(index)); }
   int query_tile_tokens() const { return query_tile_tokens_; }
   // Throws std::invalid_argument unless `rows` rows of `width` floats lie in shared memory.
   void check_view(const View& view, int rows, int width) const;

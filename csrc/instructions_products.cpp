@@ -28,8 +28,7 @@ int chunk_tiles(const Matrix& matrix, std::size_t bytes) {
 
 // Rows that fit `bytes`, a whole number of the kernels' tiles.
 int rows_within(std::size_t bytes, std::size_t row) {
-  const std::size_t fit = bytes / std::max<std::size_t>(row, 1);
-  const int rows = static_cast<int>(std::min<std::size_t>(fit, 1 << 20));
+  const int rows = static_cast<int>(std::min<std::size_t>(bytes / std::max<std::size_t>(row, 1), 1 << 20));
   return std::max(kRowMultiple, rows / kRowMultiple * kRowMultiple);
 }
 
@@ -81,9 +80,8 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
 
 std::size_t Product::scratch_bytes() const {
   if (!gate_) return 0;
-  // Both halves for a block of rows, and one row of results on its way to being quantised.
-  const int floats = row_block_ * 2 * gate_columns_ + gate_columns_;
-  return static_cast<std::size_t>(floats) * sizeof(float);
+  return static_cast<std::size_t>(row_block_) * static_cast<std::size_t>(2 * gate_columns_ + gate_columns_) *
+         sizeof(float);
 }
 
 void Product::multiply(const Step& step, const Worker& worker, const Chunk& chunk, int row,
