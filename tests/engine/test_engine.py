@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -291,6 +292,23 @@ def test_requests_that_cannot_be_served_are_refused(param: str, arguments: dict)
     with pytest.raises(RequestError) as caught:
         engine.add(request("r", **arguments), 0.0)
     assert caught.value.param == param
+    check_idle(engine)
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [("priority", "first"), ("priority", 1.5), ("priority", None), ("salt", 3), ("salt", None)],
+)
+def test_a_priority_or_salt_of_the_wrong_type_leaves_other_requests_alone(
+    param: str, value: object
+) -> None:
+    engine = make_engine(FakeRunner())
+    engine.add(request("good", [1]), 0.0)
+    wrong = replace(request("bad", [1]), **{param: value})
+    with pytest.raises(RequestError) as caught:
+        engine.add(wrong, 0.0)
+    assert caught.value.param == param
+    assert drive(engine).keys() == {"good"}
     check_idle(engine)
 
 

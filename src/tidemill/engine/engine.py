@@ -30,6 +30,7 @@ from tidemill.engine.base import (
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.output import OutputText
+from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
 from tidemill.engine.scheduler import Scheduler
 from tidemill.engine.sequence import Group, Sequence
@@ -153,6 +154,10 @@ class Engine:
         params = request.params
         if request.id in self._groups:
             raise RequestError(f"a request with the id {request.id!r} is running", param="id")
+        # Both are compared and hashed with those of other requests, which must not suffer.
+        as_integer(request.priority, "priority")
+        if not isinstance(request.salt, str):
+            raise RequestError(f"salt must be a string, not {request.salt!r}", param="salt")
         try:
             prompt = array("i", request.prompt_token_ids)
         except (TypeError, OverflowError):
