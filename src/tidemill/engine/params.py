@@ -120,7 +120,9 @@ class SamplingParams:
             return None
         number = as_integer(value, name)
         if not low <= number <= high:
-            raise RequestError(f"{name} must be from {low} to {high}, not {number}", param=name)
+            raise RequestError(
+                f"{name} must be from {low} to {high}, not {_shown(number)}", param=name
+            )
         self._set(name, number)
         return number
 
@@ -194,5 +196,8 @@ def as_number(value: Any, name: str) -> float:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        return f"a {type(value).__name__} too long to show"
     return text if len(text) <= 40 else text[:37] + "..."
