@@ -123,6 +123,21 @@ class TestRender:
         message["content"] = [message]
         with pytest.raises(ChatTemplateError, match="nested too deeply"):
             ChatTemplate("x").render([message])
+        with pytest.raises(ChatTemplateError, match="nested too deeply"):
+            encode_chat(tokenizer(), ChatTemplate("x"), [message])
+
+    def test_messages_that_unfold_without_end(self) -> None:
+        content: list[Any] = ["x"]
+        for _ in range(40):
+            content = [content, content]
+        message = {"role": "user", "content": content}
+        with pytest.raises(ChatTemplateError, match="more than"):
+            encode_chat(tokenizer(), ChatTemplate("x"), [message])
+
+    @pytest.mark.parametrize("template", [3, b"{{ x }}"])
+    def test_a_template_is_a_string(self, template: Any) -> None:
+        with pytest.raises(ChatTemplateError, match="string"):
+            ChatTemplate.for_tokenizer(tokenizer(), template)
 
     def test_an_error_says_where(self) -> None:
         template = ChatTemplate("\n\n{{ messages[0].content.nope.nope }}")

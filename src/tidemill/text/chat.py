@@ -71,6 +71,8 @@ class ChatTemplate:
                     "the model has no chat template; use plain completion, or choose a template:"
                     f" {', '.join(sorted(BUILTIN_TEMPLATES))}, or Jinja source"
                 )
+        elif not isinstance(source, str):
+            raise ChatTemplateError(f"a chat template is a string, not {type(source).__name__}")
         elif source in BUILTIN_TEMPLATES:
             source = BUILTIN_TEMPLATES[source]
         elif "{{" not in source and "{%" not in source:
@@ -181,9 +183,11 @@ def encode_chat(
     """
     if not parse_content and isinstance(tokenizer, VocabularyTokenizer):
         matcher = tokenizer.special_matcher
+        counter = count()  # one limit for all that is walked, before it is
+        messages = _plain(list(messages), 0, counter)
         for name in ("tools", "documents"):
             if options.get(name):
-                options[name] = _guarded(options[name], matcher)
+                options[name] = _guarded(_plain(options[name], 0, counter), matcher)
         text = template.render(_guarded(messages, matcher), **options)
         ids = tokenizer.encode_guarded(text)
         text = text.replace(GUARD, "")
