@@ -184,6 +184,10 @@ def test_invalid_input_is_raised_and_hurts_nobody(
                 await collect(llm.generate(prompt, GREEDY))
         with pytest.raises(ValueError, match="output"):
             await collect(llm.generate("x", GREEDY, output="everything"))  # type: ignore[arg-type]
+        wrong: list[dict[str, Any]] = [{"priority": "first"}, {"salt": 3}, {"request_id": 3}]
+        for options in wrong:
+            with pytest.raises(ValueError, match=next(iter(options))):
+                await collect(llm.generate("x", GREEDY, **options))
         with pytest.raises(ValueError, match="SamplingParams"):
             await collect(llm.generate("x", {"temperature": 0}))  # type: ignore[arg-type]
         assert (await good)[-1].outputs[0].token_ids == expected["Hello"]

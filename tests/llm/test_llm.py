@@ -372,6 +372,17 @@ def test_closing(tiny_chat_model: Path) -> None:
         ({"max_batch_tokens": 0}, "max_batch_tokens"),
         ({"backend": "tpu"}, "'tpu'"),
         ({"kv_dtype": "f8"}, "f8"),
+        ({"max_context": "64"}, "max_context must be an integer"),
+        ({"max_context": True}, "max_context must be an integer"),
+        ({"threads": 1.5}, "threads must be an integer"),
+        ({"threads": 1025}, "threads must be at most 1024"),
+        ({"max_sequences": "8"}, "max_sequences must be an integer"),
+        ({"max_sequences": 10**12}, "max_sequences must be at most"),
+        ({"max_batch_tokens": 10**12}, "max_batch_tokens must be at most"),
+        ({"kv_memory": float("nan")}, "kv_memory must be an integer"),
+        ({"kv_memory": -1}, "kv_memory must be at least 1"),
+        ({"max_waiting": "x"}, "max_waiting must be an integer"),
+        ({"seed": "x"}, "seed must be an integer"),
     ],
 )
 def test_bad_options_are_refused(
@@ -379,6 +390,17 @@ def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(tiny_chat_model), **options)
+
+
+@pytest.mark.parametrize("prompts", [3, None, b"text", {"prompt_token_ids": b"text"}])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate(prompts, GREEDY)
+
+
+def test_what_is_no_list_of_parameters_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="sampling_params must be"):
+        llm.generate(["a", "b"], 3)  # type: ignore[arg-type]
 
 
 def test_unknown_options_are_refused(tiny_chat_model: Path) -> None:

@@ -56,7 +56,7 @@ def engine_options(command: Command) -> Command:
         click.option(
             "-t",
             "--threads",
-            type=click.IntRange(1, 4096),
+            type=click.IntRange(1, 1024),
             envvar="TIDEMILL_THREADS",
             help="Compute threads. [default: the cores that this process may use]",
         ),

@@ -167,6 +167,8 @@ class Core:
             prompt = prepare(prompt, self.tokenizer)
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be a SamplingParams, not {params!r}")
+        if not isinstance(request_id, str | None):
+            raise ValueError(f"request_id must be a string, not {request_id!r}")
         request = Request(
             id=str(next(self._ids)),
             prompt_token_ids=prompt.token_ids,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan
-from tidemill.llm.loading import BackendName, OpenModel, backend_named, plan_memory
+from tidemill.llm.loading import BackendName, OpenModel, backend_named, check_size, plan_memory
 from tidemill.llm.memory import BLOCK_SIZE
 from tidemill.models.sources import Source
 
@@ -97,7 +97,10 @@ def plan_model(
     max_batch_tokens: int = 512,
     threads: int = 1,
 ) -> MemoryPlan:
-    """The memory for ``sequences`` sequences of ``context`` tokens each, all at once."""
+    """The memory for ``sequences`` sequences of ``context`` tokens each, all at once.
+
+    Raises ValueError if that is beyond any machine."""
+    check_size("max_sequences", sequences)
     return plan_memory(
         opened,
         backend_named(backend),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Unpack
@@ -181,6 +181,8 @@ def _per_prompt(
         return [SamplingParams()] * n_prompts
     if isinstance(params, SamplingParams):
         return [params] * n_prompts
+    if not isinstance(params, Iterable):
+        raise ValueError(f"sampling_params must be SamplingParams or a list, not {params!r}")
     each = list(params)
     if len(each) != n_prompts:
         raise ValueError(f"{len(each)} sampling_params for {n_prompts} prompts")

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, cast, get_args
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Runner
 from tidemill.engine.base import EngineConfig
 from tidemill.engine.engine import Engine
+from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import scratch_bytes
 from tidemill.hardware import CoreBudget, available_memory, core_budget
 from tidemill.llm.memory import SizedCache, default_context, size_cache
@@ -30,6 +31,11 @@ Stage = Literal["open", "tokenizer", "compile", "ready"]
 OnStage = Callable[[Stage, float], None]
 """Told each stage of a load as it begins, and how much of it is done (0 to 1; only packing the
 weights, "compile", takes long enough to be told more than once)."""
+
+
+_MOST = {"threads": 1024, "max_sequences": 65_536, "max_batch_tokens": 1_048_576}
+"""Far above what any machine can use; backends count in 32 bits."""
+_MOST_BLOCKS = 2**31 - 1
 
 
 class Backend(Protocol):
@@ -105,6 +111,8 @@ def open_model(
     Raises StoreError if it cannot be found or fetched, CheckpointError if it is damaged or of an
     unsupported kind, ValueError if ``max_context`` is more than it was trained for.
     """
+    if max_context is not None:
+        max_context = as_integer(max_context, "max_context")
     path = resolve(name, offline=offline, progress=progress)
     _tell(on_stage, "open")
     checkpoint = open_checkpoint(path)
@@ -132,6 +140,16 @@ def backend_named(name: str) -> Backend:
     return cast("Backend", importlib.import_module(f"tidemill.backends.{name}"))
 
 
+def check_size(name: str, value: int) -> int:
+    """``value`` if the option ``name`` can be that large. Raises ValueError."""
+    number = as_integer(value, name)
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, not {number}")
+    if number > _MOST[name]:
+        raise ValueError(f"{name} must be at most {_MOST[name]}")
+    return number
+
+
 def plan_memory(
     opened: OpenModel,
     backend: Backend,
@@ -141,7 +159,12 @@ def plan_memory(
     max_logit_rows: int,
     threads: int,
 ) -> MemoryPlan:
-    """What the backend and the sampler will hold."""
+    """What the backend and the sampler will hold. Raises ValueError beyond _MOST_BLOCKS."""
+    if kv.n_blocks > _MOST_BLOCKS:
+        raise ValueError(
+            f"a KV cache of {kv.n_blocks} blocks is too large: {_MOST_BLOCKS} are possible; lower "
+            "the context or the number of sequences"
+        )
     plan = backend.plan(
         opened.model,
         kv=kv,
@@ -171,14 +194,13 @@ def compile_model(
     """
     chosen = backend_named(backend)
     cores = core_budget()
-    threads = cores.usable if threads is None else threads
-    for what, value in (
-        ("threads", threads),
-        ("max_sequences", max_sequences),
-        ("max_batch_tokens", max_batch_tokens),
-    ):
-        if value < 1:
-            raise ValueError(f"{what} must be at least 1, not {value}")
+    threads = check_size("threads", cores.usable if threads is None else threads)
+    max_sequences = check_size("max_sequences", max_sequences)
+    max_batch_tokens = check_size("max_batch_tokens", max_batch_tokens)
+    if kv_memory is not None:
+        kv_memory = as_integer(kv_memory, "kv_memory")
+        if kv_memory < 1:
+            raise ValueError(f"kv_memory must be at least 1 byte, not {kv_memory}")
     if kv_dtype not in get_args(KVDtype):
         kinds = ", ".join(get_args(KVDtype))
         raise ValueError(f"kv_dtype must be one of {kinds}, not {kv_dtype!r}")
@@ -224,7 +246,12 @@ def start_engine(
     prefix_caching: bool,
     seed: int | None = None,
 ) -> Engine:
-    """The engine over a compiled model; ``seed`` is for requests that bring none."""
+    """The engine over a compiled model; ``seed`` is for requests that bring none.
+
+    Raises ValueError for options that are no numbers."""
+    if seed is not None:
+        seed = as_integer(seed, "seed")
+    max_waiting = as_integer(max_waiting, "max_waiting")
     runner = compiled.runner
     return Engine(
         runner,

@@ -43,7 +43,7 @@ def prepare(prompt: Prompt, tokenizer: Tokenizer) -> PreparedPrompt:
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if isinstance(text, str) and ids is None:
             return PreparedPrompt(text, tuple(tokenizer.encode(text)))
-        if isinstance(ids, Iterable) and not isinstance(ids, str) and text is None:
+        if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) and text is None:
             return PreparedPrompt(None, tuple(ids))
     raise ValueError(
         "a prompt is a string or a dict with either 'prompt' (str) or 'prompt_token_ids' (list of "
@@ -55,6 +55,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is one prompt or a list of prompts, not {_short(prompts)}")
     return list(prompts)
 
 
