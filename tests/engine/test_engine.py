@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -19,8 +20,9 @@ from engine.helpers import (
     request,
 )
 from engine.sampling_oracle import logprobs as true_logprobs
-from tidemill.engine.base import FinishEvent, PromptEvent, TokenEvent
+from tidemill.engine.base import FinishEvent, PromptEvent, Request, TokenEvent
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.params import SamplingParams
 
 
 def prompt_of(n: int, seed: int = 0, vocab: int = 40) -> list[int]:
@@ -250,6 +252,29 @@ def test_lengths() -> None:
     assert len(nothing.prompt.logprobs) == 6
     assert [s.finish.reason for s in nothing.samples.values()] == ["length"] * 2
     assert not nothing.tokens
+
+
+def test_the_default_length_is_cut_to_the_context_and_an_explicit_one_is_not() -> None:
+    def engine(context: int):
+        return make_engine(FakeRunner(n_blocks=100), max_context=context)
+
+    def run(context: int, params: SamplingParams):
+        return drive(engine(context), [Request("r", tuple(prompt_of(6)), params)])["r"]
+
+    default = SamplingParams(temperature=0)
+    assert default.max_tokens == 256
+    for context, expected in ((256, 250), (7, 1), (300, 256)):
+        for params in (default, replace(default, seed=3), deepcopy(default)):
+            result = run(context, params)
+            assert len(result.tokens) == expected
+            assert result.samples[0].finish.reason == "length"
+        if expected < 256:
+            with pytest.raises(ContextLengthError, match=f"256 are to be .* context of {context}"):
+                run(context, SamplingParams(max_tokens=256))
+    with pytest.raises(ContextLengthError, match="up to 1 are to be generated"):
+        run(6, default)
+    with pytest.raises(ContextLengthError, match="up to 9 are to be generated"):
+        run(14, replace(default, min_tokens=9))
 
 
 def test_the_usable_context_is_the_advertised_one() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -29,6 +31,7 @@ BAD = [
     *[("stop", v) for v in ((1,), ("",), ("x" * 1025,), ["x"] * 65, 5, None)],
     *[("stop_token_ids", v) for v in (("1",), [0] * 1025, 5, "12", (True,))],
     *[("ignore_eos", v) for v in (1, None, "true")],
+    *[("echo", v) for v in (1, None, "true")],
     *[("skip_special_tokens", v) for v in (1, None)],
     *[("logprobs", v) for v in (-1, 21, 1_000_000_000, 1.0, True)],
     *[("prompt_logprobs", v) for v in (-1, 21)],
@@ -82,6 +85,13 @@ def test_values_are_made_plain() -> None:
     assert dict(params.logit_bias) == {3: 1.0}
     with pytest.raises(FrozenInstanceError):
         params.n = 2  # type: ignore[misc]
+
+
+def test_copies_are_equal() -> None:
+    params = SamplingParams(n=2, stop="end", logit_bias={3: 1.5}, echo=True)
+    for twin in (copy.deepcopy(params), pickle.loads(pickle.dumps(params))):  # noqa: S301
+        assert twin == params
+        assert twin.most_tokens(3) == params.most_tokens(3) == 3
 
 
 @pytest.mark.parametrize(("n", "best_of"), [(2, 1), (5, 4)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.fake_runner import FakeRunner
@@ -154,3 +156,30 @@ def test_a_tokenizer_that_raises_fails_only_that_request() -> None:
     results = drive(engine, [request("bad", [5], max_tokens=6), request("good", [5], max_tokens=5)])
     assert "no such piece" in results["bad"].error.message
     assert results["good"].samples[0].text == "aaaaa"
+
+
+class PrefixingTokenizer(PieceTokenizer):
+    """Writes a space before the first word, as Llama 2's does, and takes it off when decoding."""
+
+    strips_leading_space = True
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continues_text", "text"),
+    [
+        ([5], True, " w2 w3"),
+        ([5], False, "w2 w3"),  # an answer in a chat is a text of its own
+        ([HIDDEN], True, "w2 w3"),  # the first word that is seen
+        ([HIDDEN, 5, HIDDEN], True, " w2 w3"),
+    ],
+)
+def test_a_completion_keeps_the_space_before_its_first_word(
+    prompt: list[int], continues_text: bool, text: str
+) -> None:
+    script = [34, 35]
+    runner = ScriptRunner([0] * (len(prompt) - 1) + script)
+    engine = make_engine(runner, PrefixingTokenizer())
+    params = request("r", prompt, max_tokens=2)
+    result = drive(engine, [replace(params, continues_text=continues_text)])["r"]
+    assert result.tokens == script
+    assert result.samples[0].text == text

@@ -119,8 +119,20 @@ def test_the_leading_space_is_dropped_once_and_only_where_it_is_a_prefix() -> No
     assert "".join(stream(prefixed, [1, a, a])) == "a a"
     assert "".join(stream(prefixed, [spaces, a])) == "  a"
     assert "".join(stream(prefixed, [3, a])) == "a" == prefixed.decode([3, a])  # 3 is empty
-    continuing = IncrementalDetokenizer(prefixed, continues_text=True)
-    assert continuing.push(a) == " a"
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(sequences, sequences, st.booleans(), st.sampled_from(TOKENIZERS))
+def test_a_continuation_is_what_the_whole_has_more_than_its_beginning(
+    before: list[int], ids: list[int], skip_special: bool, tokenizer: VocabularyTokenizer
+) -> None:
+    before = [*before, BYTES + ord("x")]  # no character is cut by the border
+    for after in (before, [1, 3] if skip_special else []):
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special=skip_special, after=after)
+        text = "".join([*map(detokenizer.push, ids), detokenizer.flush()])
+        beginning = tokenizer.decode(after, skip_special=skip_special)
+        whole = tokenizer.decode([*after, *ids], skip_special=skip_special)
+        assert beginning + text == whole
 
 
 def test_special_tokens_can_be_shown() -> None:

@@ -19,6 +19,7 @@ from tokenizers import (
 
 from support.texts import TEXTS
 from support.tiny_tokenizers import gguf_metadata, train, write_hf_folder
+from tidemill.text.detokenize import IncrementalDetokenizer
 from tidemill.text.errors import TokenizerError
 from tidemill.text.gguf_tokenizer import tokenizer_from_gguf
 from tidemill.text.hf_tokenizer import tokenizer_from_hf
@@ -93,6 +94,18 @@ def test_decoding_equals_the_librarys(tmp_path: Path) -> None:
     assert tokenizer.strips_leading_space
     assert tokenizer.decode([1, 263, 2]) == "ab"
     assert tokenizer.decode([1, 263, 2], skip_special=False) == "<s> ab</s>"
+
+
+def test_a_continuation_keeps_the_space_that_the_library_keeps(tmp_path: Path) -> None:
+    """Prompt and completion decoded together, less the prompt's text, as transformers users do."""
+    library = llama_like()
+    tokenizer = tokenizer_from_hf(write_hf_folder(tmp_path, library))
+    word, space, a = 263, 259, 260
+    for prompt in ([1], [1, word], [a], [1, space], [word, 2], [1, 2]):
+        for completion in ([word], [word, word], [space, word], [a, word], [2, word], [3 + 32, a]):
+            detokenizer = IncrementalDetokenizer(tokenizer, after=prompt)
+            text = "".join([*map(detokenizer.push, completion), detokenizer.flush()])
+            assert library.decode(prompt) + text == library.decode([*prompt, *completion])
 
 
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": False, "add_eos_token": False}])

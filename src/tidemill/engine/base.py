@@ -16,7 +16,8 @@ class Request:
     """One prompt to be continued ``params.n`` times.
 
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
-    requests share cached blocks only under an equal salt.
+    requests share cached blocks only under an equal salt. ``continues_text``: the output's text
+    goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
     """
 
     id: str
@@ -24,6 +25,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     salt: str = ""
+    continues_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class TokenEvent:
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
     """Once per request, when its prompt has been computed. ``cached_tokens`` came from the prefix
-    cache. ``logprobs`` (if asked for): one entry per prompt token, None for the first."""
+    cache. ``logprobs`` (if asked for, as ``SamplingParams.prompt_scores`` says): one entry per
+    prompt token, the token first, then the top ones; None for the first."""
 
     request_id: str
     prompt_tokens: int

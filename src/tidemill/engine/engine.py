@@ -110,7 +110,7 @@ class Engine:
             request,
             prompt,
             (request.priority, self._arrivals),
-            self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens,
+            len(prompt) + params.most_tokens(self.max_context - len(prompt)),
             seed % 2**64,
             self._eos_ids,
             now,
@@ -159,6 +159,8 @@ class Engine:
         if not isinstance(request.salt, str):
             raise RequestError(f"salt must be a string, not {request.salt!r}", param="salt")
         try:
+            if bool in map(type, request.prompt_token_ids):
+                raise TypeError
             prompt = array("i", request.prompt_token_ids)
         except (TypeError, OverflowError):
             raise RequestError(
@@ -180,10 +182,11 @@ class Engine:
                 )
         if params.stop and self._tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and there is none", param="stop")
-        least = 1 if params.max_tokens is None else params.max_tokens
-        if len(prompt) + max(least, params.min_tokens) > self.max_context:
+        wanted = params.most_tokens(max(1, self.max_context - len(prompt)))
+        wanted = max(wanted, params.min_tokens)
+        if len(prompt) + wanted > self.max_context:
             raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens and up to {least} are to be generated, "
+                f"the prompt has {len(prompt)} tokens and up to {wanted} are to be generated, "
                 f"together more than the context of {self.max_context}; shorten the prompt or "
                 "ask for fewer tokens"
             )
@@ -191,7 +194,7 @@ class Engine:
 
     def _sample(self, group: Group) -> Sequence:
         """The next sample of ``group``, fresh."""
-        text = None if self._tokenizer is None else OutputText(self._tokenizer, group.params)
+        text = None if self._tokenizer is None else OutputText(self._tokenizer, group.request)
         sequence = Sequence(group, len(group.samples), text)
         group.samples.append(sequence)
         return sequence
@@ -258,7 +261,7 @@ class Engine:
         group.prompt_done = True
         self._stats.prompt_tokens += sequence.n_prompt
         self._stats.cached_prompt_tokens += group.cached_tokens
-        scores = None if params.prompt_logprobs is None else tuple(group.prompt_logprobs)
+        scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
         self._events.append(
             PromptEvent(group.request.id, sequence.n_prompt, group.cached_tokens, scores)
@@ -279,7 +282,7 @@ class Engine:
         """Note the log-probabilities of the prompt tokens that follow those of ``span``, which
         has just been computed; False if that failed the request."""
         sequence, group = span.sequence, span.sequence.group
-        n_top = group.params.prompt_logprobs or 0
+        n_top = group.params.prompt_scores or 0
         start = sequence.computed - span.n
         if start == 0:
             group.prompt_logprobs.append(None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,14 @@ MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 4096  # entries
 MAX_TOKENS = 2**31 - 1
+
+
+class DefaultLength(int):
+    """A ``max_tokens`` that nobody asked for: where the context has less room, that is the limit.
+
+    A type of its own, so that ``dataclasses.replace`` and pickling keep it apart from the same
+    number given by a caller, who is told if it does not fit.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +45,15 @@ class SamplingParams:
         frequency_penalty: over the output.
     logit_bias: added to the logits of the given token ids, from -100 to 100.
     seed: the same seed and request give the same tokens whatever else runs; None: a fresh stream.
-    max_tokens: 0 only computes the prompt; None: up to the context.
+    max_tokens: 0 only computes the prompt; None: up to the context. Not given: 256, or what the
+        context leaves.
     min_tokens: before that many, neither an end token nor a stop condition ends the output.
     stop: strings that end the output and are not part of its text. stop_token_ids: likewise ids.
     ignore_eos: the model's own end tokens do not end the output.
     logprobs, prompt_logprobs: how many top tokens to report with each token of the output or the
         prompt (0: only the token itself; None: nothing).
+    echo: text, token ids and logprobs of every output begin with the prompt's. Stop strings,
+        min_tokens, max_tokens and cumulative log-probabilities are about what follows it.
 
     Raises RequestError that names the parameter at fault.
     """
@@ -58,13 +70,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
-    max_tokens: int | None = 256
+    max_tokens: int | None = DefaultLength(256)
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    echo: bool = False
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
@@ -90,7 +103,7 @@ class SamplingParams:
             )
         self._integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self._integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
-        for name in ("ignore_eos", "skip_special_tokens"):
+        for name in ("ignore_eos", "echo", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", param=name)
         self._check_stops()
@@ -111,6 +124,27 @@ class SamplingParams:
         """Whether log-probabilities of the output are needed, to be reported or to rank by."""
         return self.logprobs is not None or self.best_of is not None
 
+    @property
+    def prompt_scores(self) -> int | None:
+        """How many top tokens are needed with each token of the prompt, whether they are to be
+        reported as ``prompt_logprobs`` or as the echoed part of ``logprobs``; None: none."""
+        wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((n for n in wanted if n is not None), default=None)
+
+    def most_tokens(self, room: int) -> int:
+        """How many tokens to generate at most where the context has room for ``room``; more than
+        that only if the caller insists on it."""
+        if self.max_tokens is None:
+            return room
+        if isinstance(self.max_tokens, DefaultLength):
+            return min(self.max_tokens, room)
+        return self.max_tokens
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy and pickle, which cannot take the read-only view of ``logit_bias``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return partial(SamplingParams, **{**values, "logit_bias": dict(self.logit_bias)}), ()
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -123,7 +157,7 @@ class SamplingParams:
             raise RequestError(
                 f"{name} must be from {low} to {high}, not {_shown(number)}", param=name
             )
-        self._set(name, number)
+        self._set(name, value if isinstance(value, DefaultLength) else number)
         return number
 
     def _number(self, name: str, low: float, high: float) -> None:

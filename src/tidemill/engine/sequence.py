@@ -103,9 +103,7 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether the logits of all its prompt tokens are still to be reported."""
         group = self.group
-        return (
-            group.params.prompt_logprobs is not None and not group.prompt_done and self.index == 0
-        )
+        return not group.prompt_done and self.index == 0 and group.params.prompt_scores is not None
 
     @property
     def bias(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:

@@ -175,6 +175,7 @@ class Core:
             params=params,
             priority=priority,
             salt=salt,
+            continues_text=params.echo or not prompt.is_chat,
         )
         builder = OutputBuilder(
             request.id if request_id is None else request_id,
@@ -218,4 +219,4 @@ class Core:
             add_generation_prompt=add_generation_prompt,
             **(template_options or {}),
         )
-        return PreparedPrompt(prompt.text, tuple(prompt.ids))
+        return PreparedPrompt(prompt.text, tuple(prompt.ids), is_chat=True)

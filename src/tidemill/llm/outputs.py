@@ -31,9 +31,10 @@ class Logprob:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One of the ``n`` continuations of a prompt.
+    """One of the ``n`` continuations of a prompt; with ``echo`` the prompt comes first.
 
-    ``logprobs`` has one dict per token: the token itself and the top ones asked for, by id.
+    ``logprobs`` has one dict per token: the token itself and the top ones asked for, by id; None
+    for the first token of an echoed prompt, which nothing predicts.
     ``finish_reason`` is None while it runs; ``stop_reason`` is the stop string or token id that
     ended it, None for the model's own end token.
     """
@@ -42,7 +43,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob] | None] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -101,6 +102,7 @@ class OutputBuilder:
         arrival_time: float,
     ) -> None:
         self._tokenizer = tokenizer
+        self._params = params
         self._text: list[list[str]] = [[] for _ in range(params.n)]
         self._fresh = _Fresh.of(params.n)
         self.output = RequestOutput(
@@ -207,10 +209,30 @@ class OutputBuilder:
     def _prompt(self, event: PromptEvent, now: float) -> None:
         self.output.metrics.prompt_done_time = now
         self.output.num_cached_tokens = event.cached_tokens
-        if event.logprobs is not None:
-            self.output.prompt_logprobs = [
-                None if entry is None else self._named(entry) for entry in event.logprobs
-            ]
+        params = self._params
+        if params.prompt_logprobs is not None:
+            self.output.prompt_logprobs = self._scores(event, params.prompt_logprobs)
+        if params.echo:
+            text = self._prompt_text()
+            for out in self.output.outputs:
+                out.token_ids.extend(self.output.prompt_token_ids)
+                self._text[out.index].append(text)
+                if params.logprobs is not None and out.logprobs is not None:
+                    out.logprobs.extend(self._scores(event, params.logprobs))
+
+    def _prompt_text(self) -> str:
+        if self.output.prompt is not None:
+            return self.output.prompt
+        return self._tokenizer.decode(
+            self.output.prompt_token_ids, skip_special=self._params.skip_special_tokens
+        )
+
+    def _scores(self, event: PromptEvent, n_top: int) -> list[dict[int, Logprob] | None]:
+        """The prompt's log-probabilities; the event may have more top ones than wanted here."""
+        return [
+            None if entry is None else self._named(entry[: 1 + n_top])
+            for entry in event.logprobs or ()
+        ]
 
     def _error(self, event: ErrorEvent) -> None:
         self.output.error = event.message

@@ -29,10 +29,12 @@ Conversation = Sequence[Message]
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """``text`` is None for a prompt that came as token ids."""
+    """``text`` is None for a prompt that came as token ids. ``is_chat``: what is generated is a
+    message of its own, and not more of this text."""
 
     text: str | None
     token_ids: tuple[int, ...]
+    is_chat: bool = False
 
 
 def prepare(prompt: Prompt, tokenizer: Tokenizer) -> PreparedPrompt:

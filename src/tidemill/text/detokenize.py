@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 
 from tidemill.text.base import Tokenizer
 
@@ -12,24 +13,25 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class IncrementalDetokenizer:
     """Text deltas of one growing token sequence.
 
-    The joined deltas, with that of ``flush``, equal ``tokenizer.decode`` of all pushed ids: the
-    text of the output by itself, whatever the prompt was. So a vocabulary with a space prefix
-    (Llama 2) loses the space of its first word, as in ``decode``; ``continues_text=True`` keeps it,
-    for an output that is to be joined to the text of its prompt.
+    The joined deltas, with that of ``flush``, equal ``tokenizer.decode`` of all pushed ids: a text
+    by itself. So a vocabulary with a space prefix (Llama 2) loses the space of its first word. They
+    keep it where they continue the text of ``after``: they are then what ``decode`` of those ids
+    and the pushed ones has more than that of those ids alone.
 
     A delta never has part of a character: bytes are held back until they are complete. Bytes that
     cannot become a character are U+FFFD as soon as that is certain. Constant time per token.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special: bool = True, continues_text: bool = False
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Iterable[int] = ()
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
         self._hidden = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = _Utf8Decoder("replace")
         # Not in the Tokenizer protocol: only SentencePiece vocabularies have such a prefix.
-        prefix = getattr(tokenizer, "strips_leading_space", False)
-        self._strip_space = prefix and not continues_text
+        self._strip_space = getattr(tokenizer, "strips_leading_space", False) and not any(
+            self._token_bytes(i) for i in after if i not in self._hidden
+        )
 
     def push(self, token_id: int) -> str:
         """The text that ``token_id`` completes, "" if there is none yet.
