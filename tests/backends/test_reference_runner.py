@@ -167,6 +167,12 @@ def test_empty_runners_are_refused(models, settings):
         reference.compile(models["llama"], **{"kv": KV, **settings})
 
 
+def test_unknown_kinds_of_kv_are_refused(models):
+    kv = dataclasses.replace(KV, dtype="f8")
+    with pytest.raises(ValueError, match="one of f32, f16, q8_0, not as 'f8'"):
+        reference.compile(models["llama"], kv=kv)
+
+
 def test_the_plan_is_what_is_allocated(models, runner):
     plan = reference.plan(models["llama"], kv=KV, max_batch_tokens=8, max_logit_rows=8)
     run_tokens(runner, TOKENS[:8], [8])

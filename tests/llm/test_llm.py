@@ -187,11 +187,76 @@ def test_control_tokens_in_messages_stay_text(llm: LLM) -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    [[], "Hi", {"role": "user", "content": "Hi"}, [1], [[]], [[{"role": "user"}], "x"], None],
+    [
+        [],
+        "Hi",
+        b"Hi",
+        {"role": "user", "content": "Hi"},
+        [1],
+        [[]],
+        [[{"role": "user"}], "x"],
+        None,
+        [{"content": "Hi"}],
+        [{"role": 1, "content": "Hi"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": "Hi"}, 3],
+        [[{"role": "user", "content": "Hi"}, "x"]],
+        [{"role": "user", "content": None}],
+        [{"role": "assistant", "content": None}],
+        [{"role": "assistant", "content": None, "tool_calls": []}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": b"Hi"}],
+        [{"role": "user", "content": {"type": "text", "text": "Hi"}}],
+        [{"role": "user", "content": ["Hi"]}],
+        [{"role": "user", "content": [{"text": "Hi"}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+    ],
 )
 def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
     with pytest.raises(ValueError, match="messages"):
         llm.chat(messages, GREEDY)
+
+
+def test_contents_in_parts_are_joined(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    for content, expected in ((parts, "one\ntwo"), (tuple(parts[:1]), "one"), ([], "")):
+        found = llm.core.render_chat([{"role": "user", "content": content}])
+        assert found == llm.core.render_chat([{"role": "user", "content": expected}])
+    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+    with pytest.raises(
+        ValueError, match=r"messages\[1\].content\[2\] is of type 'image_url'; only"
+    ):
+        llm.chat([{"role": "user", "content": "x"}, {"role": "user", "content": [*parts, picture]}])
+
+
+def test_a_call_of_a_tool_needs_no_content(llm: LLM) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    template = (
+        "{% for m in messages %}{{ m.content is none }}{{ m.tool_calls | length }}{% endfor %}"
+    )
+    for message in (
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "assistant", "tool_calls": [call]},
+    ):
+        assert llm.core.render_chat([message], chat_template=template).text == "True1"
+
+
+@pytest.mark.parametrize("tools", ["f", 3, {"type": "function"}, [3], [{}, "f"], b"f"])
+def test_what_is_no_list_of_tools_is_refused(llm: LLM, tools: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ValueError, match="tools"):
+        llm.chat(messages, GREEDY, tools=tools)
+    with pytest.raises(ValueError, match="tools"):
+        llm.stream_chat(messages, GREEDY, tools=tools)
+    assert llm.chat(messages, GREEDY, tools=[]) is not None
+
+
+def test_completions_continue_a_text_and_answers_in_a_chat_do_not(llm: LLM) -> None:
+    completion = llm.core.prepare("Hello", GREEDY)
+    chat = llm.core.render_chat([{"role": "user", "content": "Hi"}])
+    answer = llm.core.prepare(chat, GREEDY)
+    echoed = llm.core.prepare(chat, SamplingParams(echo=True))
+    assert [p.request.continues_text for p in (completion, answer, echoed)] == [True, False, True]
 
 
 def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
@@ -211,6 +276,9 @@ def test_without_a_template_chat_is_refused(tmp_path: Path) -> None:
         {"prompt_token_ids": [-1]},
         {"prompt_token_ids": [1.5]},
         {"prompt_token_ids": ["1"]},
+        {"prompt_token_ids": [True]},
+        {"prompt_token_ids": [1, False]},
+        {"prompt_token_ids": np.array([True])},
         {"prompt_token_ids": "12"},
         {"prompt_token_ids": 3},
         {"text": "Hello"},
@@ -383,6 +451,14 @@ def test_closing(tiny_chat_model: Path) -> None:
         ({"kv_memory": -1}, "kv_memory must be at least 1"),
         ({"max_waiting": "x"}, "max_waiting must be an integer"),
         ({"seed": "x"}, "seed must be an integer"),
+        ({"prefix_caching": "x"}, "prefix_caching must be true or false, not 'x'"),
+        ({"prefix_caching": None}, "prefix_caching must be true or false"),
+        ({"progress": 3}, "progress must be a function, not 3"),
+        ({"on_stage": 3}, "on_stage must be a function, not 3"),
+        ({"offline": "no"}, "offline must be true, false or None"),
+        ({"pre_tokenizer": 1}, "pre_tokenizer must be a name"),
+        ({"max_waiting": None}, "max_waiting must be an integer"),
+        ({"max_waiting": 0}, "max_waiting must be at least 1"),
     ],
 )
 def test_bad_options_are_refused(
@@ -390,6 +466,32 @@ def test_bad_options_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         LLM(str(tiny_chat_model), **options)
+
+
+class BytesPath:
+    def __fspath__(self) -> bytes:
+        return b"x"
+
+
+@pytest.mark.parametrize("name", [None, 3, b"x", ["smollm2"], BytesPath(), ""])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match="model name"):
+        LLM(name)
+
+
+def test_a_path_is_a_name(tiny_chat_model: Path) -> None:
+    with LLM(tiny_chat_model, threads=1) as llm:
+        assert llm.core.compiled.opened.name == str(tiny_chat_model)
+
+
+def test_default_parameters_fit_a_small_context(tiny_chat_model: Path) -> None:
+    with LLM(tiny_chat_model, threads=1, max_context=256) as llm:
+        for params in (None, SamplingParams(ignore_eos=True)):
+            (output,) = llm.generate("Hello", params)
+            assert output.outputs[0].finish_reason in ("stop", "length")
+        assert len(output.outputs[0].token_ids) == 256 - len(output.prompt_token_ids)
+        with pytest.raises(ContextLengthError, match="up to 256 are to be generated"):
+            llm.generate("Hello", SamplingParams(max_tokens=256))
 
 
 @pytest.mark.parametrize("prompts", [3, None, b"text", {"prompt_token_ids": b"text"}])

@@ -94,3 +94,11 @@ def test_without_room_for_the_weights_only_a_smaller_model_helps() -> None:
 def test_default_context() -> None:
     assert default_context(2048) == 2048
     assert default_context(131072) == 8192
+
+
+def test_sizes_below_a_mebibyte_are_told_as_they_are() -> None:
+    message = (
+        "a KV cache of 1,024 bytes cannot hold one sequence of 4096 tokens, which takes 4,194,304"
+    )
+    with pytest.raises(InsufficientMemoryError, match=message):
+        sized(kv_memory=1024)

@@ -145,11 +145,44 @@ def test_remove_stays_inside_the_store(stored, name):
 
 def test_remove_drops_an_unfinished_pull(hub_server, make_gguf, store_home):
     hub_server.repos[REPO] = {FILE: make_gguf(4 * MiB)}
-    hub_server.behave(f"/cdn/acme--tiny/{FILE}", statuses=[503] * 10)
-    with pytest.raises(store.DownloadError):
-        store.pull(f"hf://{REPO}")
+
+    def interrupt(event: store.ProgressEvent) -> None:
+        if event.done >= MiB:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.pull(f"hf://{REPO}", progress=interrupt)
     assert [name for name, _ in store.list_unfinished()] == [f"hf://{REPO}"]
     store.remove(f"hf://{REPO}")
+    assert store.list_unfinished() == []
+
+
+def test_a_pull_that_brought_nothing_leaves_nothing(server, hub_server, store_home):
+    names = (f"{server.url}/none.gguf", "memory://nowhere/a.gguf", "hf://no/such", f"hf://{REPO}")
+    hub_server.repos[REPO] = {"pytorch_model.bin": b"x"}
+    for name in names:
+        with pytest.raises(store.StoreError):
+            store.pull(name)
+        assert store.list_unfinished() == []
+        assert list((store_home / "downloads").iterdir()) == []
+
+
+def test_an_interrupted_pull_keeps_what_it_has(hub_server, store_home, make_gguf):
+    hub_server.repos[REPO] = {FILE: make_gguf(4 * MiB)}
+
+    def unfinished_after(least: int) -> list[int]:
+        def interrupt(event: store.ProgressEvent) -> None:
+            if event.done >= least:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            store.pull(f"hf://{REPO}", progress=interrupt)
+        return [size for _, size in store.list_unfinished()]
+
+    assert unfinished_after(0) == []
+    (size,) = unfinished_after(2 * MiB)
+    assert size >= 2 * MiB
+    store.pull(f"hf://{REPO}")
     assert store.list_unfinished() == []
 
 

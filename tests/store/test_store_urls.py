@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 
 import fsspec
 import pytest
@@ -265,15 +266,25 @@ def test_a_file_that_changed_at_its_source_is_started_over(memory, make_gguf, fa
     assert failing_opens == [0, 0]
 
 
-def test_other_schemes_say_what_to_install(monkeypatch):
-    def missing(url):
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", missing)
-    with pytest.raises(store.MissingDependencyError, match=r"pip install 'tidemill\[fsspec\]'"):
-        store.resolve("s3://bucket/a.gguf")
-    with pytest.raises(store.MissingDependencyError, match="gcsfs"):
-        store.resolve("gs://bucket/a.gguf")
+@pytest.mark.parametrize(
+    ("scheme", "module", "package"),
+    [
+        ("s3", "s3fs", "'tidemill[fsspec]'"),
+        ("gs", "gcsfs", "gcsfs"),
+        ("gcs", "gcsfs", "gcsfs"),
+        ("abfs", "adlfs", "adlfs"),
+    ],
+)
+def test_other_schemes_say_what_to_install(monkeypatch, store_home, scheme, module, package):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    known = sys.modules["fsspec.registry"]._registry  # what was imported before
+    monkeypatch.delitem(known, scheme, raising=False)
+    expected = f"{scheme}:// needs {module}, which is not installed: pip install {package}"
+    with pytest.raises(store.MissingDependencyError) as caught:
+        store.resolve(f"{scheme}://bucket/a.gguf")
+    assert str(caught.value) == expected
+    assert store.list_unfinished() == []
+    assert list((store_home / "downloads").iterdir()) == []
 
 
 def test_unknown_schemes():

@@ -7,6 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
+from tidemill.store import resolve
 from tidemill.weights import CheckpointError, TensorType, open_checkpoint
 
 SCALARS = {
@@ -195,6 +196,14 @@ def test_any_part_opens_the_whole(tmp_path: Path, given: int) -> None:
 def test_folder_with_a_split_model(tmp_path: Path) -> None:
     parts = write_split(tmp_path)
     assert open_checkpoint(tmp_path).files == tuple(parts)
+
+
+def test_suffixes_in_capitals(tmp_path: Path) -> None:
+    """The loader takes what the store takes."""
+    parts = [part.rename(part.with_suffix(".GGUF")) for part in write_split(tmp_path)]
+    for path in (tmp_path, *parts):
+        assert resolve(path) == parts[0]
+        assert open_checkpoint(path).files == tuple(parts)
 
 
 def test_missing_part_is_named(tmp_path: Path) -> None:

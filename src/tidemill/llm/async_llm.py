@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -44,7 +45,9 @@ class AsyncLLM:
     output when it comes back.
     """
 
-    def __init__(self, model: str = "smollm2", **options: Unpack[LoadOptions]) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] = "smollm2", **options: Unpack[LoadOptions]
+    ) -> None:
         self._core = Core.load(model, options, max_waiting=_SERVING_QUEUE)
         self._engine = _EngineThread(self._core)
         # Also when it is forgotten, and before the interpreter ends: a thread that is still in

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -10,7 +11,7 @@ from typing import Any, TypedDict
 from tidemill.backends.base import KVDtype
 from tidemill.engine.base import Request
 from tidemill.engine.engine import Engine
-from tidemill.engine.params import SamplingParams
+from tidemill.engine.params import SamplingParams, as_integer
 from tidemill.llm.driver import Driver
 from tidemill.llm.loading import (
     BackendName,
@@ -21,7 +22,14 @@ from tidemill.llm.loading import (
     start_engine,
 )
 from tidemill.llm.outputs import OutputBuilder
-from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, prepare
+from tidemill.llm.prompts import (
+    Conversation,
+    PreparedPrompt,
+    Prompt,
+    as_messages,
+    as_tools,
+    prepare,
+)
 from tidemill.store.base import Progress
 from tidemill.text import ChatTemplate, encode_chat
 from tidemill.text.base import Tokenizer
@@ -63,6 +71,24 @@ class LoadOptions(TypedDict, total=False):
     on_stage: OnStage | None
 
 
+def _check(options: LoadOptions) -> None:
+    """Refuse what has no meaning before anything is downloaded or computed. Raises ValueError.
+
+    Sizes are checked against each other where memory is planned."""
+    for name, value in options.items():
+        if name in ("progress", "on_stage"):
+            if value is not None and not callable(value):
+                raise ValueError(f"{name} must be a function, not {value!r}")
+        elif name == "prefix_caching" and not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, not {value!r}")
+        elif name == "offline" and not isinstance(value, bool | None):
+            raise ValueError(f"{name} must be true, false or None, not {value!r}")
+        elif name == "max_waiting" or (name == "seed" and value is not None):
+            as_integer(value, name)
+        elif name == "pre_tokenizer" and not isinstance(value, str | None):
+            raise ValueError(f"{name} must be a name, not {value!r}")
+
+
 @dataclass(slots=True)
 class Prepared:
     """A request ready to be submitted, and where its events will be gathered."""
@@ -86,11 +112,12 @@ class Core:
         self._closed = False
 
     @staticmethod
-    def load(model: str, options: LoadOptions, *, max_waiting: int) -> Core:
+    def load(model: str | os.PathLike[str], options: LoadOptions, *, max_waiting: int) -> Core:
         unknown = sorted(options.keys() - LoadOptions.__annotations__.keys())
         if unknown:
             known = ", ".join(LoadOptions.__annotations__)
             raise TypeError(f"there is no option {unknown[0]!r}; there are {known}")
+        _check(options)
         on_stage = options.get("on_stage")
         max_sequences = options.get("max_sequences", 64)
         opened = open_model(
@@ -111,13 +138,17 @@ class Core:
             max_batch_tokens=options.get("max_batch_tokens", 512),
             on_stage=on_stage,
         )
-        engine = start_engine(
-            compiled,
-            max_sequences=max_sequences,
-            max_waiting=options.get("max_waiting", max_waiting),
-            prefix_caching=options.get("prefix_caching", True),
-            seed=options.get("seed"),
-        )
+        try:
+            engine = start_engine(
+                compiled,
+                max_sequences=max_sequences,
+                max_waiting=options.get("max_waiting", max_waiting),
+                prefix_caching=options.get("prefix_caching", True),
+                seed=options.get("seed"),
+            )
+        except BaseException:
+            compiled.runner.close()
+            raise
         return Core(compiled, engine)
 
     @property
@@ -205,8 +236,13 @@ class Core:
 
         Nothing is added to what the template writes: where it has a BOS, there is one, and only
         one. ``chat_template`` is the name of a built-in template or Jinja source. Raises
-        ChatTemplateError (a ValueError) if there is no template, or it refuses the messages.
+        ValueError for what is no conversation or no list of tools, ChatTemplateError (one too) if
+        there is no template, or it refuses the messages.
         """
+        messages = as_messages(messages)
+        tools = as_tools(tools)
+        if not isinstance(chat_template, str | None):
+            raise ValueError(f"chat_template must be a string, not {chat_template!r}")
         template = self._templates.get(chat_template)
         if template is None:
             template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)

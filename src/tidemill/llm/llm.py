@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,9 @@ class LLM:
     allocated: InsufficientMemoryError shows the sum. May be used from several threads.
     """
 
-    def __init__(self, model: str = "smollm2", **options: Unpack[LoadOptions]) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] = "smollm2", **options: Unpack[LoadOptions]
+    ) -> None:
         self._core = Core.load(model, options, max_waiting=_OFFLINE_QUEUE)
 
     @property

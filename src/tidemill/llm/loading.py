@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,7 @@ class CompiledModel:
 
 
 def open_model(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     max_context: int | None = None,
     pre_tokenizer: str | None = None,
@@ -130,7 +131,7 @@ def open_model(
     tokenizer = load_tokenizer(
         checkpoint.format, checkpoint.metadata, checkpoint.folder, pre=pre_tokenizer
     )
-    return OpenModel(name, path, checkpoint, model, tokenizer, context)
+    return OpenModel(os.fspath(name), path, checkpoint, model, tokenizer, context)
 
 
 def backend_named(name: str) -> Backend:
@@ -246,12 +247,7 @@ def start_engine(
     prefix_caching: bool,
     seed: int | None = None,
 ) -> Engine:
-    """The engine over a compiled model; ``seed`` is for requests that bring none.
-
-    Raises ValueError for options that are no numbers."""
-    if seed is not None:
-        seed = as_integer(seed, "seed")
-    max_waiting = as_integer(max_waiting, "max_waiting")
+    """The engine over a compiled model; ``seed`` is for requests that bring none."""
     runner = compiled.runner
     return Engine(
         runner,

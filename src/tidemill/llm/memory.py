@@ -61,8 +61,8 @@ def size_cache(
         raise InsufficientMemoryError(_refusal(base, max_context, kv_dtype, available))
     if kv_memory is not None and base.kv > kv_memory:
         raise InsufficientMemoryError(
-            f"a KV cache of {_mib(kv_memory)} cannot hold one sequence of {max_context} tokens, "
-            f"which takes {_mib(base.kv)}; lower the context or raise the KV memory"
+            f"a KV cache of {kv_memory:,} bytes cannot hold one sequence of {max_context} tokens, "
+            f"which takes {base.kv:,}; lower the context or raise the KV memory"
         )
     if kv_memory is None:
         kv_memory = _DEFAULT_MOST

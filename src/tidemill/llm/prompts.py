@@ -23,7 +23,9 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | TextPrompt | TokensPrompt
 Message = Mapping[str, Any]
-"""One chat message, as in OpenAI's API: {"role": ..., "content": ...} and what tools need."""
+"""One chat message, as in OpenAI's API: {"role": ..., "content": ...} and what tools need. The
+content is a string, or a list of parts {"type": "text", "text": ...}, which are joined by newlines;
+only a message with tool_calls can be without."""
 Conversation = Sequence[Message]
 
 
@@ -64,20 +66,68 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
     """One conversation or several, as a list."""
-    wrong = f"messages is a list of dicts or a list of such lists, not {_short(messages)}"
-    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
-        raise ValueError(wrong)
-    if not messages:
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+        raise ValueError(
+            f"messages is a list of dicts or a list of such lists, not {_short(messages)}"
+        )
+    if messages and not isinstance(messages[0], Mapping):
+        return [cast("Conversation", entry) for entry in messages]
+    return [cast("Conversation", messages)]
+
+
+def as_messages(conversation: Conversation) -> list[dict[str, Any]]:
+    """One conversation, its contents as text. Raises ValueError for what is none."""
+    if isinstance(conversation, str | bytes | Mapping) or not isinstance(conversation, Sequence):
+        raise ValueError(f"messages is a list of dicts, not {_short(conversation)}")
+    if not conversation:
         raise ValueError("messages is empty")
-    if all(isinstance(message, Mapping) for message in messages):
-        return [cast("Conversation", messages)]
-    conversations = [cast("Conversation", entry) for entry in messages]
-    for conversation in conversations:
-        if isinstance(conversation, (str, Mapping)) or not isinstance(conversation, Sequence):
-            raise ValueError(wrong)
-        if not conversation or not all(isinstance(message, Mapping) for message in conversation):
-            raise ValueError(wrong)
-    return conversations
+    messages = []
+    for i, message in enumerate(conversation):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} is a dict with role and content, not {_short(message)}")
+        if not isinstance(message.get("role"), str):
+            raise ValueError(f"{where} has no role, which is a string such as 'user'")
+        messages.append({**message, "content": _content(message, where)})
+    return messages
+
+
+def _content(message: Message, where: str) -> str | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None:
+        # Templates tell a call from an answer by it, so it is not made an empty string.
+        if message.get("tool_calls"):
+            return None
+        raise ValueError(f"{where} has no content; only a message with tool_calls can be without")
+    if isinstance(content, bytes | Mapping) or not isinstance(content, Sequence):
+        raise ValueError(f"{where}.content is a string or a list of parts, not {_short(content)}")
+    texts = []
+    for i, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise ValueError(f"{where}.content[{i}] is a dict with a type, not {_short(part)}")
+        if part["type"] != "text":
+            raise ValueError(
+                f"{where}.content[{i}] is of type {_short(part['type'])}; only parts of type "
+                "'text' are supported"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}.content[{i}] has no text, which is a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def as_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    """The tools of a request as a list; None if there are none. Raises ValueError for junk."""
+    if tools is None:
+        return None
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+        raise ValueError(f"tools is a list of dicts, not {_short(tools)}")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise ValueError(f"tools[{i}] is a dict, not {_short(tool)}")
+    return list(tools) or None
 
 
 def _short(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -104,18 +105,24 @@ def is_short_name(name: str) -> bool:
     return _SHORT.fullmatch(name) is not None and not name.endswith(".")
 
 
-def check_characters(name: str) -> None:
-    """Refuse names that no form allows.
+def as_text(name: object) -> str:
+    """A model name as it was given, as a str.
 
     Raises:
-        InvalidNameError: empty, over 4096 characters, or with control characters.
+        InvalidNameError: no str and no path, empty, over 4096 characters, or with control
+            characters.
     """
+    if isinstance(name, os.PathLike):
+        name = os.fspath(name)
+    if not isinstance(name, str):
+        raise InvalidNameError(f"a model name is a string or a path, not {name!r:.60}\n{FORMS}")
     if not name:
         raise InvalidNameError(f"the model name is empty\n{FORMS}")
     if len(name) > 4096:
         raise InvalidNameError(f"the model name has {len(name)} characters; 4096 are allowed")
     if any(ord(character) < 32 or ord(character) == 127 for character in name):
         raise InvalidNameError(f"the model name {name!r} holds control characters")
+    return name
 
 
 def parse_reference(name: str) -> Reference:
@@ -124,7 +131,7 @@ def parse_reference(name: str) -> Reference:
     Raises:
         InvalidNameError: the form is none of those in ``FORMS``.
     """
-    check_characters(name)
+    name = as_text(name)
     scheme, separator, rest = name.partition("://")
     if "::" in scheme:
         raise InvalidNameError(f"{name!r} is a chain of URLs; only a single one can be pulled")

@@ -32,7 +32,7 @@ from tidemill.store.names import (
     PackageReference,
     Reference,
     UrlReference,
-    check_characters,
+    as_text,
     folder_name,
     is_short_name,
     parse_reference,
@@ -84,8 +84,7 @@ def resolve(
     Raises:
         StoreError: a subclass that says what is wrong and what to do.
     """
-    text = os.fspath(name)
-    check_characters(text)
+    text = as_text(name)
     catalogue = load_catalogue()
     if (path := local_path(text, catalogue)) is not None:
         return path
@@ -112,7 +111,7 @@ def pull(
     Raises:
         StoreError: a subclass that says what is wrong and what to do.
     """
-    check_characters(name)
+    name = as_text(name)
     catalogue = load_catalogue()
     if (path := local_path(name, catalogue)) is not None:
         raise InvalidNameError(f"{path} is a local model already; there is nothing to pull")
@@ -141,7 +140,7 @@ def remove(name: str) -> int:
         ModelNotFoundError: there is nothing of this name in the store.
         StoreError: the system refuses, for instance because the model is in use.
     """
-    check_characters(name)
+    name = as_text(name)
     folder = _folder_of(name)
     model_folder = layout.models_folder() / folder
     downloads = layout.download_folder(folder)
@@ -271,8 +270,9 @@ def _pull(
                 _check_magic(workspace, fetched)
                 workspace.keep_only(fetched.files)
                 return _publish(request, workspace, fetched)
-        except DiskFullError:
-            layout.discard(workspace.folder)
+        except BaseException as error:
+            if isinstance(error, DiskFullError) or not workspace.has_content():
+                layout.discard(workspace.folder)
             raise
 
 

@@ -38,6 +38,7 @@ SPARE_BYTES = 64 << 20
 MAX_FRUITLESS_TRIES = 5
 RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0)
 
+_STATE = ".state.json"  # what is known of a file that is being written
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -126,6 +127,16 @@ class Workspace:
                 return path.stat().st_size
         return 0
 
+    def has_content(self) -> bool:
+        """Whether there is anything here that a later pull could continue."""
+        folders = (self.files, self.partial, *self.folder.glob("parts/*/*/"))
+        return any(
+            path.stat().st_size > 0
+            for folder in folders if folder.is_dir()
+            for path in folder.iterdir()
+            if path.is_file() and not path.name.endswith(_STATE)
+        )  # fmt: skip
+
     def keep_only(self, records: tuple[FileRecord, ...]) -> None:
         """Remove everything from ``files/`` that is none of these: leftovers of other versions."""
         wanted = {record.name for record in records}
@@ -148,7 +159,7 @@ class Workspace:
             )
 
     def _state_path(self, name: str) -> Path:
-        return self.partial / f"{name}.state.json"
+        return self.partial / f"{name}{_STATE}"
 
     def _read_state(self, name: str) -> dict[str, Any]:
         try:

@@ -33,7 +33,7 @@ from tidemill.store.transfer import (
 
 # Schemes that never leave this machine.
 LOCAL_SCHEMES = frozenset({"file", "local", "memory"})
-# The packages behind a scheme, where they are an extra of ours.
+# What to install for a scheme whose packages are an extra of ours.
 _EXTRAS = {"s3": "tidemill[fsspec]", "s3a": "tidemill[fsspec]"}
 
 
@@ -164,7 +164,6 @@ def _open_filesystem(reference: UrlReference) -> tuple[Any, str]:
     scheme = reference.scheme
     try:
         import fsspec
-        from fsspec.registry import known_implementations
     except ImportError as error:
         raise MissingDependencyError(
             f"{scheme}:// needs fsspec: pip install 'tidemill[fsspec]'"
@@ -177,12 +176,14 @@ def _open_filesystem(reference: UrlReference) -> tuple[Any, str]:
     try:
         filesystem, path = fsspec.url_to_fs(reference.url)
     except ImportError as error:
+        # fsspec raises advice of its own from the error that names the module.
+        missing = error.name or getattr(error.__cause__, "name", None)
         if scheme in _EXTRAS:
             hint = f"pip install '{_EXTRAS[scheme]}'"
         else:
-            hint = str(known_implementations.get(scheme, {}).get("err", error))
+            hint = f"pip install {missing}" if missing else str(error)
         raise MissingDependencyError(
-            f"{scheme}:// needs a package that is not installed: {hint}"
+            f"{scheme}:// needs {missing or 'a package'}, which is not installed: {hint}"
         ) from error
     except ValueError as error:
         raise InvalidNameError(f"{reference}: {error}") from error

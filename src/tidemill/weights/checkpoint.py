@@ -11,7 +11,8 @@ from tidemill.weights.mapped import map_file
 from tidemill.weights.safetensors import INDEX_FILE, open_folder
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
-_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.DOTALL)
+_GGUF = re.compile(r".*\.gguf", re.DOTALL | re.IGNORECASE)
+_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.DOTALL | re.IGNORECASE)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -31,7 +32,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: give the folder instead, with the config.json that belongs to this file"
         )
-    if path.suffix.lower() == ".gguf" or map_file(path)[:4].tobytes() == MAGIC:
+    if _GGUF.fullmatch(path.name) or map_file(path)[:4].tobytes() == MAGIC:
         return open_gguf(path)
     raise CheckpointError(
         f"{path}: not a model file; a .gguf file or a folder with config.json and .safetensors "
@@ -45,7 +46,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
     safetensors = [name for name in names if name.endswith(".safetensors")]
-    ggufs = [name for name in names if name.endswith(".gguf") and not _LATER_PART.fullmatch(name)]
+    ggufs = [name for name in names if _GGUF.fullmatch(name) and not _LATER_PART.fullmatch(name)]
     pickles = [name for name in names if Path(name).suffix.lower() in _PICKLES]
     if INDEX_FILE in names or (safetensors and ("config.json" in names or not ggufs)):
         return open_folder(folder)

@@ -82,7 +82,10 @@ _UNSUPPORTED_TYPES = {
     41: "Q1_0",
 }
 
-_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PART_NAME = re.compile(
+    r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -154,7 +157,7 @@ def _part_paths(file: _File, count: int) -> list[Path]:
             f"NAME-{number + 1:05d}-of-{count:05d}.gguf, so that the others can be found"
         )
     return [
-        file.path.with_name(f"{name['stem']}-{part:05d}-of-{count:05d}.gguf")
+        file.path.with_name(f"{name['stem']}-{part:05d}-of-{count:05d}{name['suffix']}")
         for part in range(1, count + 1)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ class PagedKV:
     """K and V of every attention layer, each (n_blocks, block_size, n_kv_heads, head_dim)."""
 
     def __init__(self, spec: KVCacheSpec, shapes: Sequence[KVShape]) -> None:
+        if spec.dtype not in get_args(KVDtype):
+            kinds = ", ".join(get_args(KVDtype))
+            raise ValueError(f"KV is stored as one of {kinds}, not as {spec.dtype!r}")
         if spec.dtype == "q8_0" and any(shape.head_dim % _GROUP for shape in shapes):
             raise ValueError(f"q8_0 KV needs head dimensions that are multiples of {_GROUP}")
         self.spec = spec
