@@ -74,7 +74,9 @@ def test_commands(tidemill: Tidemill, tiny_chat_model: Path, tmp_path: Path) -> 
         assert note in done.stderr, note
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"messages": 3}', '{"messages": [{"role": 1}]}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "[" * 100_000, '{"messages": 3}', '{"messages": [{"role": 1}]}']
+)
 def test_loading_what_is_no_conversation(
     tidemill: Tidemill, tiny_chat_model: Path, tmp_path: Path, content: str
 ) -> None:
@@ -125,6 +127,27 @@ def test_without_any_template_the_choices_are_named(
         assert done.stdout == shown([llm.generate("Hello", PARAMS)[0].outputs[0].text])
 
 
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("/set seed abc", "seed cannot be abc: a whole number is needed"),
+        ("/set top_p abc", "top_p cannot be abc: a number is needed"),
+        ("/set temperature nan", "finite"),
+        ("/save ~nobody-of-this-name/x", "no home folder"),
+        ("/load ~nobody-of-this-name/x", "no home folder"),
+        ("/etc/passwd is a file", 'put it between """'),
+    ],
+)
+def test_a_wrong_command_is_explained(
+    tidemill: Tidemill, tiny_chat_model: Path, command: str, answer: str
+) -> None:
+    done = tidemill("chat", str(tiny_chat_model), "-q", *GREEDY, stdin=f"{command}\nHello\n")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert answer in line
+    assert done.stdout == shown(answers(tiny_chat_model, "Hello"))
+
+
 @pytest.fixture
 def terminal(tiny_chat_model: Path, cli_env: dict[str, str]) -> Iterator[Terminal]:
     with Terminal(["chat", str(tiny_chat_model), *GREEDY], cli_env) as opened:
@@ -146,6 +169,20 @@ def test_a_conversation_at_a_terminal(
     terminal.send(CTRL_D)
     assert terminal.finish() == 0
     assert saved(path) == [("user", "Hello"), ("assistant", *answers(tiny_chat_model, "Hello"))]
+
+
+def test_exit_leaves(terminal: Terminal) -> None:
+    terminal.send("exit\r")
+    assert terminal.finish() == 0
+
+
+def test_sigterm_gives_the_terminal_back(terminal: Terminal) -> None:
+    terminal.send("half a line")
+    terminal.expect("half a line")  # the prompt reads key by key now
+    assert not terminal.echoes()
+    terminal.process.terminate()
+    assert terminal.finish() == 143
+    assert terminal.echoes()
 
 
 def test_several_lines_at_a_terminal(terminal: Terminal, tmp_path: Path) -> None:

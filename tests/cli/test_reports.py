@@ -121,6 +121,14 @@ def test_doctor_warns_of_a_store_that_cannot_be_written(
     assert any("cannot be written" in finding["what"] for finding in findings)
 
 
+def test_doctor_warns_of_a_store_that_is_a_file(tidemill: Tidemill, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for home in ("file", "file/below"):
+        path = tmp_path / home
+        done = tidemill("doctor", "--seconds", "0.05", TIDEMILL_HOME=str(path))
+        assert f"warning: the model store {path} cannot be a folder" in done.stdout
+
+
 def test_doctor_without_kernels_says_how_to_get_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_too_long_a_prompt_is_an_error_not_a_cut(tidemill: Tidemill, tiny_chat_m
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("tidemill: error: ")
-    assert "context" in done.stderr
+    assert "--context N gives more room" in done.stderr
 
 
 def test_a_model_without_template_continues_text(tidemill: Tidemill, tmp_path: Path) -> None:
@@ -155,6 +156,72 @@ def test_a_closed_pipe_ends_quietly(tiny_chat_model: Path, cli_env: dict[str, st
         errors = process.stderr.read()
         assert process.wait(60) == 141
     assert errors == ""
+
+
+def test_sigterm_unwinds(tiny_chat_model: Path, cli_env: dict[str, str]) -> None:
+    with start(tiny_chat_model, cli_env) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert errors == ""
+
+
+@pytest.mark.parametrize("command", [["run"], ["chat"], ["eval", "perplexity", "--file", "-"]])
+def test_bytes_that_are_no_text_are_refused(
+    tiny_chat_model: Path, cli_env: dict[str, str], command: list[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tidemill", *command, str(tiny_chat_model), "-q"],
+        input=b"so far so good \xff\n", capture_output=True, timeout=60,
+        env={**os.environ, **cli_env},
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("tidemill: error: the input is not valid utf-8 text (byte 0xff")
+
+
+@pytest.mark.parametrize("command", [["run"], ["chat"], ["eval", "perplexity", "--file", "-"]])
+def test_input_without_end_is_refused(
+    tidemill: Tidemill,
+    tiny_chat_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+) -> None:
+    for module in ("tidemill.cli.options", "tidemill.cli.chat"):
+        monkeypatch.setattr(f"{module}.MAX_TEXT", 1 << 20)
+    done = tidemill(*command, str(tiny_chat_model), "-q", stdin="x" * ((1 << 20) + 1))
+    assert done.returncode == 1
+    assert "more than 1 million characters" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_template_file_that_is_no_text(tidemill: Tidemill, tmp_path: Path) -> None:
+    path = tmp_path / "x.jinja"
+    path.write_bytes(b"\xff")
+    done = tidemill("run", "m", "Hello", "--chat-template", str(path))
+    assert done.returncode == 2
+    assert "x.jinja' is not a UTF-8 text file" in done.stderr
+
+
+def test_a_narrow_terminal_gets_lines_that_fit(
+    tiny_chat_model: Path, cli_env: dict[str, str]
+) -> None:
+    command = ["run", str(tiny_chat_model), "Hello", *GREEDY]
+    with Terminal(command, cli_env, columns=20) as terminal:
+        assert terminal.finish() == 0
+        drawn = [line for line in re.split(r"[\r\n]", terminal.text) if "[" in line and "=" in line]
+    assert drawn
+    assert all(len(line) < 20 for line in drawn if "tiny-chat" in line)
+
+
+def test_a_dumb_terminal_gets_no_progress(tiny_chat_model: Path, cli_env: dict[str, str]) -> None:
+    command = ["run", str(tiny_chat_model), "Hello", *GREEDY]
+    with Terminal(command, {**cli_env, "TERM": "dumb"}) as terminal:
+        terminal.expect("16 generated.*tok/s")
+        assert terminal.finish() == 0
+        assert "packing" not in terminal.text
 
 
 def test_on_a_terminal_progress_and_speed_are_shown(

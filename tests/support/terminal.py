@@ -63,6 +63,10 @@ class Terminal:
         """All that was shown, without escape sequences."""
         return _ESCAPES.sub("", self._raw.decode(errors="replace"))
 
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed, as it does unless a program edits the line."""
+        return bool(termios.tcgetattr(self._master)[3] & termios.ECHO)
+
     def expect(self, pattern: str) -> str:
         """Wait until ``pattern`` is shown after what earlier calls found; the text up to it."""
         deadline = time.monotonic() + self.timeout

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from tidemill.cli.options import (
     ENGINE,
-    SAMPLING,
+    MAX_TEXT,
+    answer_context_option,
     engine_options,
     pick,
     sampling_options,
+    sampling_params,
+    system_option,
     template_option,
 )
 
@@ -26,11 +29,12 @@ if TYPE_CHECKING:
 BLOCK = '"""'
 
 
-@click.command(short_help="Talk with a model.")
+@click.command()
 @click.argument("model")
-@click.option("-s", "--system", help="System message.")
+@system_option
 @template_option
 @sampling_options
+@answer_context_option
 @engine_options
 def chat(model: str, system: str | None, chat_template: str | None, **options: Any) -> None:
     """Talk with MODEL; /help in the conversation lists the commands.
@@ -40,10 +44,9 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
     """
     from tidemill.cli.conversation import Conversation
     from tidemill.cli.progress import LoadProgress
-    from tidemill.engine.params import SamplingParams
     from tidemill.llm import LLM
 
-    params = SamplingParams(**pick(options, SAMPLING))
+    params = sampling_params(options)
     quiet = options["quiet"]
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with LoadProgress(model, quiet=quiet) as progress:
@@ -113,17 +116,23 @@ def _block_is_open(text: str) -> bool:
     return text.startswith(BLOCK) and (len(text) < 2 * len(BLOCK) or not text.endswith(BLOCK))
 
 
-def _lines(source: Any) -> Iterator[str]:
+def _lines(source: TextIO) -> Iterator[str]:
     """Messages from a pipe."""
     block: list[str] = []
-    for line in source:
+    room = MAX_TEXT
+    while line := source.readline(room + 1):
         if not block and not line.strip():
             continue
+        room -= len(line)
+        if room < 0:
+            raise click.ClickException(
+                f"a message has more than {MAX_TEXT >> 20} million characters"
+            )
         block.append(line)
-        text = "".join(block)
-        if not _block_is_open(text):
-            yield text.strip()
-            block = []
+        goes_on = not line.rstrip().endswith(BLOCK) if len(block) > 1 else _block_is_open(line)
+        if not goes_on:
+            yield "".join(block).strip()
+            block, room = [], MAX_TEXT
     if block:  # the input ended inside of a block
         yield "".join(block).strip()
 
@@ -162,6 +171,8 @@ def _prompted(history: Path | None) -> Iterator[str]:
             print("(Ctrl-D leaves)", file=sys.stderr)
             continue
         except EOFError:
+            return
+        if text.strip() in ("exit", "quit"):  # what other prompts leave by
             return
         if text.strip():
             yield text.strip()

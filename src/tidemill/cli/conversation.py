@@ -10,7 +10,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import click
+
 from tidemill.cli.answer import Answer, describe_speed
+from tidemill.cli.options import read_text
 from tidemill.engine.params import SamplingParams
 from tidemill.llm import ContextLengthError
 
@@ -138,7 +141,10 @@ class Conversation:
             case "/load":
                 self._load(rest)
             case _:
-                raise CommandError(f"there is no command {name}; /help lists them")
+                raise CommandError(
+                    f"there is no command {name}; /help lists them. To send text that starts with "
+                    'a slash, put it between """'
+                )
         return True
 
     def _stream(self) -> Generator[RequestOutput, None, None]:
@@ -156,11 +162,16 @@ class Conversation:
             raise CommandError(f"there is no setting {name}; there are {', '.join(_SETTINGS)}")
         if not value:
             raise CommandError(f"give a value, as in: /set {name} {getattr(_DEFAULTS, name)}")
+        if value in _OFF:
+            parsed = None if name == "max_tokens" else getattr(_DEFAULTS, name)
+        else:
+            kind = _SETTINGS[name]
+            try:
+                parsed = kind(value)
+            except ValueError:
+                wanted = "a whole number" if kind is int else "a number"
+                raise CommandError(f"{name} cannot be {value}: {wanted} is needed") from None
         try:
-            if value in _OFF:
-                parsed = None if name == "max_tokens" else getattr(_DEFAULTS, name)
-            else:
-                parsed = _SETTINGS[name](value)
             change: dict[str, Any] = {name: parsed}
             self._params = dataclasses.replace(self._params, **change)
         except ValueError as error:
@@ -168,9 +179,7 @@ class Conversation:
         self._notes(f"  {name} {'off' if parsed is None else parsed}")
 
     def _save(self, rest: str) -> None:
-        if not rest:
-            raise CommandError("give a file, as in: /save talk.json")
-        path = Path(rest).expanduser()
+        path = _file(rest, "/save")
         try:
             path.write_text(
                 json.dumps({"messages": self.messages}, ensure_ascii=False, indent=2) + "\n",
@@ -181,14 +190,15 @@ class Conversation:
         self._notes(f"{len(self.messages)} messages are in {path}.")
 
     def _load(self, rest: str) -> None:
-        if not rest:
-            raise CommandError("give a file, as in: /load talk.json")
-        path = Path(rest).expanduser()
+        path = _file(rest, "/load")
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            with path.open(encoding="utf-8") as file:
+                content = json.loads(read_text(file, str(path)))
         except OSError as error:
             raise CommandError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError:
+        except click.ClickException as error:
+            raise CommandError(error.format_message()) from None
+        except (ValueError, RecursionError):
             raise CommandError(f"{path} is not JSON") from None
         messages = content.get("messages") if isinstance(content, dict) else None
         if not isinstance(messages, list) or not all(_is_message(entry) for entry in messages):
@@ -197,6 +207,15 @@ class Conversation:
         first = self.messages[0] if self.messages else {}
         self._system = first.get("content") if first.get("role") == "system" else None
         self._notes(f"{len(self.messages)} messages from {path}.")
+
+
+def _file(name: str, command: str) -> Path:
+    if not name:
+        raise CommandError(f"give a file, as in: {command} talk.json")
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~somebody who has no account here
+        raise CommandError(f"there is no home folder for {name}") from None
 
 
 def _is_message(entry: object) -> bool:

@@ -7,15 +7,18 @@ from typing import Any
 
 import click
 
+from tidemill.cli.options import Number
+
 # Extras of the package -> (what they are for, the packages that they bring)
 _EXTRAS = {"fsspec": ("models from s3:// and other fsspec URLs", ("fsspec", "s3fs"))}
 
 
-@click.command(short_help="Describe this machine and what is missing.")
+@click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.05, 30),
+    type=Number(0.05, 30),
+    metavar="X",
     default=0.5,
     show_default=True,
     help="How long to measure memory bandwidth.",
@@ -160,8 +163,16 @@ def _store(findings: list[dict[str, str]]) -> dict[str, Any]:
     # The folder is made by the first download; until then its nearest existing parent counts.
     existing = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    writable = os.access(existing, os.W_OK)
-    if not writable:
+    writable = existing.is_dir() and os.access(existing, os.W_OK)
+    if not existing.is_dir():
+        findings.append(
+            _finding(
+                "warning",
+                f"the model store {home} cannot be a folder: {existing} is a file",
+                "set TIDEMILL_HOME to a folder",
+            )
+        )
+    elif not writable:
         findings.append(
             _finding(
                 "warning",

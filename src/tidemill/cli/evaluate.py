@@ -7,12 +7,15 @@ from typing import Any, TextIO
 
 import click
 
-from tidemill.cli.options import ENGINE, engine_options, pick
+from tidemill.cli.options import ENGINE, context_option, engine_options, pick, read_text
 
 
-@click.group("eval", help="Measure a model's quality.")
-def evaluate() -> None:
-    pass
+@click.group("eval", invoke_without_command=True)
+@click.pass_context
+def evaluate(ctx: click.Context) -> None:
+    """Measure a model's quality."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 @evaluate.command("perplexity", short_help="Perplexity on a text, as llama-perplexity defines it.")
@@ -28,6 +31,7 @@ def evaluate() -> None:
 @click.option("--stride", type=click.IntRange(min=1), help="Overlapping windows, this far apart.")
 @click.option("--chunks", "max_chunks", type=click.IntRange(min=1), help="Only this many chunks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@context_option("Tokens of a chunk. [default: 512]")
 @engine_options
 def perplexity(
     model: str,
@@ -39,13 +43,13 @@ def perplexity(
 ) -> None:
     """Perplexity of MODEL on a text, as llama-perplexity of llama.cpp defines it.
 
-    The text is cut into chunks of --context tokens (512 unless given); of each chunk the second
-    half is scored. One newline at the end of the text is dropped, as there.
+    The text is cut into chunks of --context tokens ; of each chunk the second half is
+    scored. One newline at the end of the text is dropped, as there.
     """
     from tidemill.cli.progress import LoadProgress, status_line
     from tidemill.llm.perplexity import DEFAULT_WINDOW, model_perplexity
 
-    text = text_file.read().removesuffix("\n")
+    text = read_text(text_file, "the text").removesuffix("\n")
     engine = pick(options, ENGINE)
     context = engine.pop("max_context") or DEFAULT_WINDOW
     with (

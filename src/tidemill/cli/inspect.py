@@ -6,36 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import pre_tokenizer_option
+from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option
 
 if TYPE_CHECKING:
     from tidemill.backends.base import MemoryPlan
     from tidemill.llm.description import ModelDescription
 
 
-@click.command(short_help="Describe a model and the memory it needs.")
+@click.command()
 @click.argument("model")
 @click.option(
     "-c",
     "--context",
     type=click.IntRange(min=2),
+    metavar="N",
     help="Tokens of each sequence. [default: the model's, at most 8192]",
 )
 @click.option(
     "-b",
     "--batch",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 65536),
+    metavar="N",
     default=1,
     show_default=True,
     help="Sequences of that context at once.",
 )
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(["f16", "q8_0", "f32"]),
-    default="f16",
-    show_default=True,
-    help="How the KV cache is stored.",
-)
+@kv_dtype_option
 @click.option("--template", is_flag=True, help="Print the chat template and nothing else.")
 @pre_tokenizer_option
 @click.option("--offline", is_flag=True, help="Never use the network.")

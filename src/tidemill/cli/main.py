@@ -6,20 +6,28 @@ the kernels.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
+import signal
 import sys
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 import click
 
 from tidemill import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
 
 # Exit codes: 1 an error, 2 wrong usage, and as a shell reports a death by signal, 128 + its number.
 ERROR = 1
 USAGE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+TERMINATED = 143
 
 # name -> where the click command is, what it does in a line
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,6 +39,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("tidemill.cli.inspect:inspect", "Describe a model and the memory it needs."),
     "eval": ("tidemill.cli.evaluate:evaluate", "Measure a model's quality."),
     "doctor": ("tidemill.cli.doctor:doctor", "Describe this machine and what is missing."),
+}
+
+# What other tools call it -> what to type here
+_ELSEWHERE = {
+    "complete": "run",
+    "delete": "rm",
+    "download": "pull",
+    "generate": "run",
+    "help": "--help",
+    "info": "inspect",
+    "ls": "list",
+    "perplexity": "eval perplexity",
+    "remove": "rm",
+    "show": "inspect",
+    "version": "--version",
 }
 
 
@@ -50,13 +73,13 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _reader_may_leave():  # `tidemill --help | head` writes here
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except BrokenPipeError:  # before click sees it, which makes it exit code 1
-            leave_broken_pipe()
-        return result
+        with _reader_may_leave():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -66,56 +89,123 @@ class LazyGroup(click.Group):
             import difflib
 
             near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            meant = _ELSEWHERE.get(name) or (near[0] if near else None)
+            hint = f"; did you mean `tidemill {meant}`?" if meant else ""
             ctx.fail(f"no such command {name!r}{hint}")
         return super().resolve_command(ctx, args)
+
+
+@contextlib.contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """Where stdout's reader has gone (`tidemill run ... | head`), end as SIGPIPE ends a program;
+    click would end with 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
 @click.group(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
     epilog="`tidemill COMMAND --help` says more. TIDEMILL_DEBUG=1 shows tracebacks.",
 )
 @click.version_option(__version__, prog_name="tidemill", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """LLM inference on your own machine.
 
     Try: tidemill run smollm2 "Why is the sky blue?"
     """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """The entry point; always ends by SystemExit."""
+    if argv is None:
+        _prepare_process()
+    sys.exit(_flush(_run(argv)))
+
+
+def _prepare_process() -> None:
+    """Whatever the process was started with: three open streams that can take any text, and a
+    SIGTERM that unwinds, so that the terminal, locks and child processes are left in order."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by who started us (`>&-`)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    # Input that is not text is an error here and now, in every locale; what a terminal or a file
+    # of a small character set cannot hold is shown as `?`.
+    cast("Any", sys.stdin).reconfigure(errors="strict")
+    if sys.stdout.errors == "strict":
+        cast("Any", sys.stdout).reconfigure(errors="replace")
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(TERMINATED)
+
+
+def _run(argv: list[str] | None) -> int:
+    """Run the command line; errors are shown. The exit code."""
     try:
         code: Any = cli.main(args=argv, prog_name="tidemill", standalone_mode=False)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
+    except SystemExit as end:
+        code = end.code
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "tidemill"
         complain(error.format_message(), hint=f"see `{command} --help`")
-        sys.exit(USAGE)
+        return USAGE
     except click.ClickException as error:
         complain(error.format_message())
-        sys.exit(error.exit_code)
+        return error.exit_code
     except Exception as error:
         if os.environ.get("TIDEMILL_DEBUG"):
             raise
         complain(describe(error))
-        sys.exit(ERROR)
-    sys.exit(code if isinstance(code, int) else 0)
+        return ERROR
+    return code if isinstance(code, int) else 0
 
 
-def leave_broken_pipe() -> NoReturn:
-    """The reader has gone (`tidemill run ... | head`): end as a program that SIGPIPE ended."""
-    # Python flushes stdout once more at exit, which must not fail again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(BROKEN_PIPE)
+def _flush(code: int) -> int:
+    """Write out what is buffered; the exit code, which says so if that fails."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _discard(sys.stdout)
+        if code == 0:
+            gone = isinstance(error, BrokenPipeError)
+            code = BROKEN_PIPE if gone else ERROR
+            if not gone:
+                complain(describe(error))
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _discard(sys.stderr)
+    return code
+
+
+def _discard(stream: TextIO) -> None:
+    """Python flushes once more at exit: what cannot be written must not fail again there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def describe(error: Exception) -> str:
     """One line for an error: expected kinds speak for themselves, others are named as bugs."""
+    if isinstance(error, UnicodeDecodeError):
+        return (
+            f"the input is not valid {error.encoding} text (byte 0x{error.object[error.start]:02x}"
+            f" does not fit: {error.reason}); convert it, for instance with iconv"
+        )
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        if error.filename:
+            return f"{error.filename}: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            return f"the output cannot be written: {error.strerror}"
+        return error.strerror
     if isinstance(error, (ValueError, MemoryError, OSError)) or type(error) is RuntimeError:
         return str(error) or type(error).__name__
     return (
@@ -125,6 +215,7 @@ def describe(error: Exception) -> str:
 
 
 def complain(message: str, hint: str | None = None) -> None:
-    print(f"tidemill: error: {message}", file=sys.stderr)
-    if hint:
-        print(f"tidemill: {hint}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # stderr may be full or gone; the exit code still tells
+        print(f"tidemill: error: {message}", file=sys.stderr)
+        if hint:
+            print(f"tidemill: {hint}", file=sys.stderr)

@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from tidemill.engine.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class Bytes(click.ParamType[int]):
-    """A number of bytes: ``512MiB``, ``4G`` (binary units), ``1000000``."""
+# Most characters of a text that is read: far over any context, far under a machine's memory.
+MAX_TEXT = 1 << 26
 
-    name = "SIZE"
-    _units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}  # noqa: RUF012
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(?:i?b)?", value.strip().lower())
-        if match is None:
-            self.fail(f"{value!r} is not a size such as 512MiB or 4G", param, ctx)
-        return int(float(match[1]) * self._units[match[2]])
+class Number(click.FloatRange):
+    """A finite number in a range; `float` itself also takes nan and inf."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+class Text(click.ParamType[str]):
+    """Text in the locale's encoding: other bytes of an argument arrive as lone surrogates."""
+
+    name = "TEXT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            import sys
+
+            encoding = sys.getfilesystemencoding()
+            self.fail(f"not valid {encoding} text (LC_ALL says how it is encoded)", param, ctx)
+        return str(value)
+
+
+def read_text(source: TextIO, what: str) -> str:
+    """All of ``source``, bounded. Raises ClickException if it is longer."""
+    text = source.read(MAX_TEXT + 1)
+    if len(text) > MAX_TEXT:
+        raise click.ClickException(f"{what} has more than {MAX_TEXT >> 20} million characters")
+    return text
 
 
 def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -36,6 +63,14 @@ def _stack(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
     return decorate
 
 
+system_option = click.option("-s", "--system", type=Text(), help="System message.")
+kv_dtype_option = click.option(
+    "--kv-dtype",
+    type=click.Choice(["f16", "q8_0", "f32"]),
+    default="f16",
+    show_default=True,
+    help="How the KV cache is stored.",
+)
 pre_tokenizer_option = click.option(
     "--pre-tokenizer",
     metavar="NAME",
@@ -43,30 +78,30 @@ pre_tokenizer_option = click.option(
 )
 
 
+def context_option(help_text: str) -> Callable[[Command], Command]:
+    return click.option(
+        "-c", "--context", "max_context", type=click.IntRange(min=2), metavar="N", help=help_text
+    )
+
+
+answer_context_option = context_option(
+    "Most tokens of prompt and answer together. [default: the model's, at most 8192]"
+)
+
+
 def engine_options(command: Command) -> Command:
-    """How the model is loaded: context, threads, KV cache, backend."""
+    """How the model is loaded: threads, KV cache, backend."""
     return _stack(
-        click.option(
-            "-c",
-            "--context",
-            "max_context",
-            type=click.IntRange(min=1),
-            help="Most tokens of prompt and answer together. [default: the model's, at most 8192]",
-        ),
         click.option(
             "-t",
             "--threads",
             type=click.IntRange(1, 1024),
+            metavar="N",
             envvar="TIDEMILL_THREADS",
+            show_envvar=True,
             help="Compute threads. [default: the cores that this process may use]",
         ),
-        click.option(
-            "--kv-dtype",
-            type=click.Choice(["f16", "q8_0", "f32"]),
-            default="f16",
-            show_default=True,
-            help="How the KV cache is stored.",
-        ),
+        kv_dtype_option,
         click.option(
             "--backend",
             type=click.Choice(["cpu", "reference"]),
@@ -82,53 +117,79 @@ def engine_options(command: Command) -> Command:
 
 def sampling_options(command: Command) -> Command:
     """How tokens are chosen; see ``tidemill.SamplingParams``."""
-    number = click.FloatRange
     return _stack(
         click.option(
             "-n",
             "--max-tokens",
             type=click.IntRange(min=1),
-            help="Most tokens of the answer. [default: what the context leaves]",
+            metavar="N",
+            help="Most tokens of the answer. [default: until the model ends it, or the context "
+            "is full]",
         ),
         click.option(
             "--temperature",
-            type=number(min=0),
+            type=Number(0, 100),
+            metavar="X",
             default=0.7,
             show_default=True,
-            help="0 always takes the likeliest token.",
+            help="Over 1 more varied, under 1 less; 0 always takes the likeliest token.",
         ),
         click.option(
             "--top-k",
             type=click.IntRange(min=-1),
+            metavar="K",
             default=0,
             help="Only the K likeliest tokens. [default: off]",
         ),
         click.option(
             "--top-p",
-            type=number(0, 1, min_open=True),
+            type=Number(0, 1, min_open=True),
+            metavar="P",
             default=0.95,
             show_default=True,
             help="Only the likeliest tokens that make up P together.",
         ),
         click.option(
             "--min-p",
-            type=number(0, 1),
+            type=Number(0, 1),
+            metavar="P",
             default=0.0,
-            help="Only tokens at least this likely, relative to the likeliest. [default: off]",
+            help="Only tokens at least P times as likely as the likeliest. [default: off]",
         ),
         click.option(
-            "--typical-p", type=number(0, 1, min_open=True), default=1.0, help="[default: off]"
+            "--typical-p",
+            type=Number(0, 1, min_open=True),
+            metavar="P",
+            default=1.0,
+            help="Only the tokens closest to the expected surprise (entropy) that make up P "
+            "together. [default: off]",
         ),
         click.option(
             "--repetition-penalty",
-            type=number(min=0, min_open=True),
+            type=Number(0.01, 100),
+            metavar="X",
             default=1.0,
-            help="[default: off]",
+            help="Over 1: tokens of prompt and answer become less likely again, by this factor; "
+            "1.1 is mild. [default: off]",
         ),
-        click.option("--presence-penalty", type=number(-2, 2), default=0.0, help="[default: off]"),
-        click.option("--frequency-penalty", type=number(-2, 2), default=0.0, help="[default: off]"),
-        click.option("--seed", type=int, help="The same seed gives the same answer."),
-        click.option("--stop", multiple=True, help="End the answer at this text; repeatable."),
+        click.option(
+            "--presence-penalty",
+            type=Number(-2, 2),
+            metavar="X",
+            default=0.0,
+            help="Taken from the logit of each token that the answer has. [default: off]",
+        ),
+        click.option(
+            "--frequency-penalty",
+            type=Number(-2, 2),
+            metavar="X",
+            default=0.0,
+            help="The same, times how often the answer has it. [default: off]",
+        ),
+        click.option("--seed", type=int, metavar="N", help="The same seed gives the same answer."),
+        click.option(
+            "--stop", type=Text(), multiple=True, help="End the answer at this text; repeatable."
+        ),
         click.option("--ignore-eos", is_flag=True, help="Go on past the model's own end token."),
     )(command)
 
@@ -146,9 +207,12 @@ def _template(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None or not ("/" in value or value.endswith((".jinja", ".j2", ".txt"))):
         return value
     try:
-        return Path(value).read_text(encoding="utf-8")
+        with open(value, encoding="utf-8") as file:
+            return read_text(file, value)
     except OSError as error:
         raise click.BadParameter(f"{value}: {error.strerror}") from None
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a UTF-8 text file") from None
 
 
 SAMPLING = (
@@ -156,6 +220,16 @@ SAMPLING = (
     "presence_penalty", "frequency_penalty", "seed", "stop", "ignore_eos",
 )  # fmt: skip
 ENGINE = ("max_context", "threads", "kv_dtype", "backend", "pre_tokenizer")
+
+
+def sampling_params(options: dict[str, Any]) -> SamplingParams:
+    """Raises UsageError for values that are possible one by one, but out of the engine's range."""
+    from tidemill.engine.params import SamplingParams
+
+    try:
+        return SamplingParams(**pick(options, SAMPLING))
+    except ValueError as error:
+        raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
 
 
 def pick(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,12 +24,23 @@ _STAGES: dict[Stage, str] = {
 _BAR = 20
 
 
+def _is_drawn() -> bool:
+    """Whether stderr is a terminal on which a line can be rewritten."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _rewrite_line(text: str = "") -> None:
+    """Replace the terminal's line; a longer text is cut, as a wrapped line cannot be rewritten."""
+    sys.stderr.write(_CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
+    sys.stderr.flush()
+
+
 class DownloadProgress:
     """Draws the progress of a pull."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._draws = sys.stderr.isatty()
+        self._draws = _is_drawn()
         self._current: tuple[str, str] | None = None
         self._tenth = 0
         self._bar: Any = None
@@ -87,7 +100,7 @@ class LoadProgress:
     def __init__(self, model: str, *, quiet: bool = False) -> None:
         self._name = model.rstrip("/").rpartition("/")[2]
         self._shown = ""
-        self._draws = sys.stderr.isatty() and not quiet
+        self._draws = _is_drawn() and not quiet
         self._download = DownloadProgress(quiet=quiet)
 
     def on_download(self, event: ProgressEvent) -> None:
@@ -97,14 +110,13 @@ class LoadProgress:
         self._download.close()
         if not self._draws:
             return
-        line = _CLEAR_LINE
+        line = ""
         if stage in _STAGES:
             filled = int(_BAR * fraction)
-            line += f"{self._name} [{'=' * filled}{' ' * (_BAR - filled)}] {_STAGES[stage]}"
+            line = f"{self._name} [{'=' * filled}{' ' * (_BAR - filled)}] {_STAGES[stage]}"
         if line != self._shown:
             self._shown = line
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            _rewrite_line(line)
 
     def __enter__(self) -> LoadProgress:
         return self
@@ -117,23 +129,16 @@ class LoadProgress:
     ) -> None:
         self._download.close()
         if self._draws:
-            sys.stderr.write(_CLEAR_LINE)
-            sys.stderr.flush()
+            _rewrite_line()
 
 
 @contextmanager
 def status_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that rewrites one line of a terminal; it is cleared at the end."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not _is_drawn():
         yield lambda _: None
         return
-
-    def show(text: str) -> None:
-        sys.stderr.write(f"{_CLEAR_LINE}{text}")
-        sys.stderr.flush()
-
     try:
-        yield show
+        yield _rewrite_line
     finally:
-        sys.stderr.write(_CLEAR_LINE)
-        sys.stderr.flush()
+        _rewrite_line()

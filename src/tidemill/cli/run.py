@@ -10,10 +10,14 @@ import click
 
 from tidemill.cli.options import (
     ENGINE,
-    SAMPLING,
+    Text,
+    answer_context_option,
     engine_options,
     pick,
+    read_text,
     sampling_options,
+    sampling_params,
+    system_option,
     template_option,
 )
 
@@ -23,15 +27,16 @@ if TYPE_CHECKING:
     from tidemill.llm import LLM, RequestOutput
 
 
-@click.command(short_help="Answer one prompt.")
+@click.command()
 @click.argument("model")
-@click.argument("prompt", required=False)
-@click.option("-s", "--system", help="System message.")
+@click.argument("prompt", required=False, type=Text())
+@system_option
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end, no streaming.")
 @click.option("--stats/--no-stats", default=None, help="Speed on stderr. [default: on a terminal]")
 @template_option
 @sampling_options
+@answer_context_option
 @engine_options
 def run(
     model: str,
@@ -47,7 +52,8 @@ def run(
 
     MODEL is a catalogue name (`tidemill list`), a .gguf file, a folder, hf://owner/repo,
     pypi://package or a URL. Without PROMPT, or with `-`, the prompt is read from stdin.
-    The model's chat template is used if it has one, unless --raw.
+    The model's chat template is used if it has one, unless --raw. The answer ends when the model
+    ends it; -n bounds it, Ctrl-C stops it.
     """
     text = _prompt_text(prompt)
     if raw and (system or chat_template):
@@ -57,10 +63,9 @@ def run(
 
     from tidemill.cli.answer import Answer, describe_speed
     from tidemill.cli.progress import LoadProgress
-    from tidemill.engine.params import SamplingParams
-    from tidemill.llm import LLM
+    from tidemill.llm import LLM, ContextLengthError
 
-    params = SamplingParams(**pick(options, SAMPLING))
+    params = sampling_params(options)
     started = monotonic()
     quiet = options["quiet"]
     with LoadProgress(model, quiet=quiet) as progress:
@@ -80,8 +85,13 @@ def run(
         # Its end drops the request, also when Ctrl-C or a closed pipe ends the loop.
         with closing(stream):
             answer = Answer(None if as_json else sys.stdout)
-            for delta in stream:
-                answer.add(delta)
+            try:
+                for delta in stream:
+                    answer.add(delta)
+            except ContextLengthError as error:
+                raise click.ClickException(
+                    f"{error}; --context N gives more room where the model has it"
+                ) from None
         answer.end()
     if answer.error:
         raise click.ClickException(answer.error)
@@ -110,7 +120,7 @@ def _prompt_text(prompt: str | None) -> str:
     if prompt is None or prompt == "-":
         if sys.stdin.isatty():
             print("Prompt (end with Ctrl-D):", file=sys.stderr)
-        prompt = sys.stdin.read()
+        prompt = read_text(sys.stdin, "the prompt")
     if not prompt.strip():
         raise click.UsageError("the prompt is empty; give it as an argument or on stdin")
     return prompt
