@@ -237,6 +237,57 @@ def test_a_loop_that_dies_leaves_nothing_running(llm: AsyncLLM) -> None:
     run(until(lambda: idle(llm)))
 
 
+def test_a_stream_that_is_forgotten_is_dropped(llm: AsyncLLM) -> None:
+    async def main() -> None:
+        stream = llm.generate("Hello", ENDLESS)
+        await anext(stream)
+        del stream
+        gc.collect()
+        await until(lambda: idle(llm))
+
+    run(main())
+
+
+def test_a_stream_stays_in_its_event_loop(llm: AsyncLLM) -> None:
+    loop = asyncio.new_event_loop()
+    stream = llm.generate("Hello", ENDLESS)
+    loop.run_until_complete(asyncio.wait_for(anext(stream), 60))
+    loop.close()
+
+    async def go_on() -> None:
+        with pytest.raises(RuntimeError, match="event loop in which it was begun"):
+            await anext(stream)
+        await until(lambda: idle(llm))
+
+    run(go_on())
+
+
+def test_hundreds_of_dropped_streams_leave_nothing(
+    llm: AsyncLLM, expected: dict[str, list[int]]
+) -> None:
+    async def drop(i: int) -> None:
+        params = SamplingParams(max_tokens=None, ignore_eos=True, n=1 + i % 3)
+        stream = llm.generate(PROMPTS[i % 4], params)
+        task = asyncio.create_task(anext(stream))
+        for _ in range(i % 7):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+
+    async def main() -> None:
+        good = asyncio.create_task(collect(llm.generate("Hello", GREEDY)))
+        await asyncio.gather(*(drop(i) for i in range(400)))
+        assert (await good)[-1].outputs[0].token_ids == expected["Hello"]
+        engine = llm.core.driver.engine
+        await until(lambda: idle(llm) and not engine.has_work)
+        assert not llm._engine._mailboxes
+        stats = engine.stats
+        assert stats.free_blocks + stats.cached_blocks == llm.core.compiled.runner.kv.n_blocks
+
+    run(main())
+
+
 def test_a_full_queue_is_refused(tiny_chat_model: Path) -> None:
     async def main() -> None:
         async with AsyncLLM(

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.fake_runner import FakeRunner
+from engine.helpers import check_idle, make_engine
+from engine.helpers import request as fake_request
 from tidemill.engine.base import ErrorEvent, Event, FinishEvent, Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.driver import Driver
@@ -132,3 +135,46 @@ def test_an_error_event_ends_all_samples_of_a_request() -> None:
     driver.submit(request("a", n=3), a, a.end)
     driver.step()
     assert (a.ended, driver.busy) == (1, False)
+
+
+def test_aborts_pile_nothing_up() -> None:
+    engine = make_engine(FakeRunner(), max_waiting=8)
+    driver = Driver(engine, lambda: 0.0)
+    for i in range(200):
+        inbox = Inbox()
+        driver.submit(fake_request(str(i), [1, 2, 3], n=3), inbox, inbox.end)
+        if i % 2:
+            driver.step()
+        driver.abort(str(i))
+        assert inbox.ended == 0
+        assert not engine.has_work
+    check_idle(engine)
+
+
+def test_closing_ends_what_runs_and_refuses_the_rest() -> None:
+    a, b = Inbox(), Inbox()
+    driver, engine = driver_of()
+    driver.submit(request("a", n=2), a, a.end)
+    driver.close("no more")
+    driver.close("no more")
+    assert a.events == [ErrorEvent("a", "no more")]
+    assert (a.ended, engine.aborted) == (1, ["a"])
+    with pytest.raises(RuntimeError, match="closed"):
+        driver.submit(request("b"), b, b.end)
+    assert not driver.step()
+
+
+def test_an_engine_that_is_broken_keeps_the_news_from_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = Inbox(), Inbox()
+    driver, engine = driver_of()
+
+    def abort(request_id: str) -> None:
+        raise KeyError(request_id)
+
+    monkeypatch.setattr(engine, "abort", abort)
+    driver.submit(request("a"), a, a.end)
+    driver.submit(request("b"), b, b.end)
+    driver.close("broken")
+    assert (a.ended, b.ended) == (1, 1)

@@ -430,6 +430,39 @@ def test_closing(tiny_chat_model: Path) -> None:
             call()
 
 
+def test_closing_waits_for_the_step_of_another_thread(tiny_chat_model: Path) -> None:
+    model = LLM(str(tiny_chat_model), threads=1)
+    runner = model.core.compiled.runner
+    in_step, closing, order = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(runner, name)
+
+        def forward(self, batch: Any) -> Any:
+            in_step.set()
+            assert closing.wait(60)
+            logits = runner.forward(batch)
+            order.append("step")
+            return logits
+
+    model.core.driver.engine._runner = Slow()
+    found: list[RequestOutput] = []
+    thread = threading.Thread(target=lambda: found.extend(model.generate(PROMPTS, GREEDY)))
+    thread.start()
+    assert in_step.wait(60)
+    closing.set()
+    model.close()
+    order.append("closed")
+    thread.join(60)
+    assert order[-1] == "closed"
+    assert all(output.finished for output in found)
+    assert len(found) == len(PROMPTS)
+    assert all("closed" in output.error for output in found if output.error)
+    with pytest.raises(RuntimeError, match="closed"):
+        model.generate("x", GREEDY)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

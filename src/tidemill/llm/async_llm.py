@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
-from tidemill.engine.base import ErrorEvent, Event
+from tidemill.engine.base import Event
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.core import Core, LoadOptions, Prepared
 from tidemill.llm.outputs import RequestOutput
@@ -188,6 +188,8 @@ class _Mailbox:
 
     async def take(self) -> list[tuple[Sequence[Event], float]]:
         """All that has arrived; waits for something to arrive."""
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError("a stream is read in the event loop in which it was begun")
         await self._arrived.wait()
         self._arrived.clear()
         posted, self._posted = self._posted, []
@@ -273,10 +275,7 @@ class _EngineThread:
         for command in left:
             if isinstance(command, _Submit):
                 self._post(command.mailbox.loop, command.settle, RuntimeError(reason))
-        now = self._core.driver.clock()
-        for request_id, mailbox in list(self._mailboxes.items()):
-            self._core.driver.abort(request_id)
-            self._post(mailbox.loop, mailbox.post, [ErrorEvent(request_id, reason)], now)
+        self._core.driver.close(reason)
         self._send_out()
 
     def _obey(self) -> bool:

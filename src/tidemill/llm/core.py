@@ -109,7 +109,6 @@ class Core:
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
         self._templates: dict[str | None, ChatTemplate] = {}
         self._ids = itertools.count()
-        self._closed = False
 
     @staticmethod
     def load(model: str | os.PathLike[str], options: LoadOptions, *, max_waiting: int) -> Core:
@@ -171,12 +170,13 @@ class Core:
         return self.compiled.opened.max_context
 
     def check_open(self) -> None:
-        if self._closed:
+        if self.driver.closed:
             raise RuntimeError("this model has been closed")
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
+        """Free the model, once a step in progress is done; what runs ends with an error."""
+        with self.driver.lock:
+            self.driver.close("the model was closed while this request ran")
             self.compiled.runner.close()
 
     def prepare(

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tidemill.engine.base import ErrorEvent, Event, FinishEvent, Request
@@ -37,16 +38,20 @@ class Driver:
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
+        self.closed = False
         self._running: dict[str, _Running] = {}
         self.lock = threading.RLock()
         """Held while requests change; inboxes are called under it."""
 
     def submit(self, request: Request, inbox: Inbox, on_end: OnEnd = lambda: None) -> None:
-        """Queue a request. Raises what ``Engine.add`` raises, and has then no effect.
+        """Queue a request. Raises what ``Engine.add`` raises, or RuntimeError once closed, and has
+        then no effect.
 
         ``on_end`` is called once, when its last event has been delivered; not after ``abort``.
         """
         with self.lock:
+            if self.closed:
+                raise RuntimeError("this model has been closed")
             self.engine.add(request, self.clock())
             self._running[request.id] = _Running(inbox, on_end, request.params.n)
 
@@ -55,6 +60,14 @@ class Driver:
         with self.lock:
             if self._running.pop(request_id, None) is not None:
                 self.engine.abort(request_id)
+                if not self._running:  # no step would come and take the engine's events
+                    self.engine.step(self.clock())
+
+    def close(self, reason: str) -> None:
+        """End all requests with an error, and refuse further ones; idempotent."""
+        with self.lock:
+            self.closed = True
+            self._fail_all(reason)
 
     @property
     def busy(self) -> bool:
@@ -68,7 +81,10 @@ class Driver:
             try:
                 events = self.engine.step(self.clock())
             except Exception as error:
-                self._fail_all(error)
+                # It has no known result for anyone in it, and the engine goes on with what comes.
+                log.exception("the engine's step failed; its requests are ended with an error")
+                kind = type(error).__name__
+                self._fail_all(f"the engine failed while this request ran: {kind}: {error}")
                 return True
             self._deliver(events)
             return True
@@ -92,14 +108,11 @@ class Driver:
                 del self._running[request_id]
                 running.on_end()
 
-    def _fail_all(self, error: Exception) -> None:
-        """A step that raises has no known result for anyone in it: all of them end, clearly, and
-        the engine goes on with what comes next."""
-        log.exception("the engine's step failed; its requests are ended with an error")
-        message = f"the engine failed while this request ran: {type(error).__name__}: {error}"
+    def _fail_all(self, message: str) -> None:
         now = self.clock()
         failed, self._running = self._running, {}
         for request_id, running in failed.items():
-            self.engine.abort(request_id)
+            with suppress(Exception):  # an engine that is broken must not keep this from anyone
+                self.engine.abort(request_id)
             running.inbox([ErrorEvent(request_id, message)], now)
             running.on_end()
