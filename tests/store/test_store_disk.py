@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import socket
 
 import pytest
@@ -79,6 +80,46 @@ def test_a_store_that_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(store.StoreError, match="cannot write to the store"):
         store.resolve("smollm2")
     assert store.list_models() == []
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("where", ["create", "write", "publish", "discard"])
+def test_a_disk_that_refuses_is_explained(
+    hub_server, store_home, make_gguf, monkeypatch, code, where
+):
+    """Whatever the system refuses, and when: one kind of error, and no model that is half there."""
+    hub_server.repos[REPO] = {FILE: make_gguf(1 * MiB)}
+
+    def refuse(*arguments):
+        raise OSError(code, os.strerror(code))
+
+    place = {
+        "create": (transfer.Workspace, "create"),
+        "write": (transfer.os, "fsync"),
+        "publish": (layout, "publish"),
+        "discard": (layout, "discard"),
+    }[where]
+    monkeypatch.setattr(*place, refuse)
+    with pytest.raises(store.StoreError, match=r"cannot (write to the store|put .* in place)"):
+        store.pull(f"hf://{REPO}")
+    monkeypatch.undo()
+    monkeypatch.setenv("TIDEMILL_HOME", str(store_home))
+    assert [m.path.stat().st_size for m in store.list_models()] in ([], [MiB])
+
+
+def test_a_store_that_can_only_be_read(stored, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "unlink", "open", "rename", "replace"):
+        monkeypatch.setattr(layout.os, name, refuse)
+    assert store.resolve(stored.name) == stored.path
+    assert store.pull(stored.name) == stored
+    assert store.list_models() == [stored]
+    for act in (lambda: store.pull(stored.name, force=True), lambda: store.remove(stored.name)):
+        with pytest.raises(store.StoreError, match=r"cannot (write to|remove).*Read-only"):
+            act()
+    assert store.list_models() == [stored]
 
 
 def test_installed_models_need_no_network_and_no_lock(stored, monkeypatch, hub_server):

@@ -271,8 +271,11 @@ def _pull(
                 workspace.keep_only(fetched.files)
                 return _publish(request, workspace, fetched)
         except BaseException as error:
-            if isinstance(error, DiskFullError) or not workspace.has_content():
-                layout.discard(workspace.folder)
+            with contextlib.suppress(OSError):
+                if isinstance(error, DiskFullError) or not workspace.has_content():
+                    layout.discard(workspace.folder)
+            if isinstance(error, OSError):
+                raise _cannot_write(error) from error
             raise
 
 
@@ -403,11 +406,15 @@ def _locked(folder: str, display: str, progress: Progress) -> Iterator[None]:
             progress(ProgressEvent("wait", display, 0, None))
             lock.acquire()
     except OSError as error:
-        raise StoreError(
-            f"cannot write to the store {layout.home()}: {error}; set TIDEMILL_HOME to a folder "
-            "that you can write to"
-        ) from error
+        raise _cannot_write(error) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def _cannot_write(error: OSError) -> StoreError:
+    return StoreError(
+        f"cannot write to the store {layout.home()}: {error}; set TIDEMILL_HOME to a folder "
+        "that you can write to"
+    )
