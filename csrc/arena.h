@@ -51,7 +51,8 @@ class AlignedBuffer {
   AlignedBuffer() = default;
   explicit AlignedBuffer(std::size_t bytes) : size_(bytes) {
     if (bytes == 0) return;
-    void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<std::byte*>(memory);
 #ifdef MADV_HUGEPAGE
@@ -74,11 +75,6 @@ class AlignedBuffer {
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
-
-  template <class T>
-  T* at(std::size_t offset) const {
-    return reinterpret_cast<T*>(data_ + offset);
-  }
 
  private:
   std::byte* data_ = nullptr;

@@ -38,11 +38,11 @@ Ints<Dims> batch_field(nb::handle value, const char* name) {
   return array;
 }
 
-// The kernels of that name, or the best ones.
-const KernelTable& kernel_table(const std::string& isa) {
-  if (isa.empty()) return kernels();
-  if (const KernelTable* table = find_kernels(isa.c_str())) return *table;
-  throw nb::value_error(("this CPU cannot run kernels named '" + isa + "'").c_str());
+KvType kv_type(int number) {
+  if (number < 0 || number > static_cast<int>(KvType::q8_0)) {
+    throw nb::value_error(("unknown KV type " + std::to_string(number)).c_str());
+  }
+  return static_cast<KvType>(number);
 }
 
 TensorType tensor_type(int number) {
@@ -64,14 +64,13 @@ struct Part {
 class PyExecutor {
  public:
   PyExecutor(int max_tokens, int max_logits, int small_rows, int threads, int n_blocks,
-             int block_size, int kv_type, int vocab_size, int group, std::size_t shared_bytes,
-             std::size_t replica_bytes, const std::string& isa)
-      : executor_(kernel_table(isa), Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
-                         static_cast<KvType>(kv_type)},
+             int block_size, int kv_type_number, int vocab_size, int group,
+             std::size_t shared_bytes, std::size_t replica_bytes, const std::string& isa)
+      : executor_(kernels_named(isa.c_str()),
+                  Limits{max_tokens, max_logits, small_rows, threads, n_blocks, block_size,
+                         kv_type(kv_type_number)},
                   vocab_size, group, shared_bytes, replica_bytes),
-        vocab_size_(vocab_size) {
-    if (kv_type < 0 || kv_type > 2) throw nb::value_error("unknown KV type");
-  }
+        vocab_size_(vocab_size) {}
 
   Executor& executor() { return executor_; }
 
@@ -118,10 +117,12 @@ class PyExecutor {
     executor_.forward(batch);
   }
 
-  void copy_blocks(const std::vector<std::pair<int, int>>& pairs) {
+  void copy_blocks(const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs) {
     const Busy busy(*this);
-    for (const auto& [source, destination] : pairs) executor_.check_block(source, destination);
-    for (const auto& [source, destination] : pairs) executor_.copy_block(source, destination);
+    for (const auto& [source, destination] : pairs) executor_.check_blocks(source, destination);
+    for (const auto& [source, destination] : pairs) {
+      executor_.copy_block(static_cast<int>(source), static_cast<int>(destination));
+    }
   }
 
   int vocab_size() const { return vocab_size_; }
@@ -163,8 +164,7 @@ void check_blocks(const Executor& executor, const Blocks& blocks, Domain domain)
   const Limits& limits = executor.limits();
   const std::size_t row = static_cast<std::size_t>(blocks.per_row) * sizeof(ActivationBlock);
   const auto rows = static_cast<std::size_t>(limits.rows(domain));
-  executor.check_view({blocks.shared, static_cast<std::ptrdiff_t>(row * rows / sizeof(float))}, 1,
-                      static_cast<int>(row * rows / sizeof(float)));
+  executor.check_shared(blocks.shared, row * rows);
   if (blocks.replicated) {
     executor.check_replica(blocks.replica, row * static_cast<std::size_t>(limits.small_rows));
   }
@@ -176,10 +176,12 @@ int product_columns(const std::vector<ProductPart>& parts) {
   return columns;
 }
 
-// Every matrix must find its input: blocks if it is quantised, floats if not.
-void check_input(const Executor& executor, const std::vector<ProductPart>& parts,
-                 const std::optional<Blocks>& quantized, const std::optional<View>& floats,
-                 Domain domain, Domain float_domain, int times) {
+// The input of a product in which every matrix finds what it reads: blocks if it is quantised,
+// floats if not; `times` its columns.
+ProductInput product_input(const Executor& executor, const std::vector<ProductPart>& parts,
+                           const std::optional<Blocks>& quantized,
+                           const std::optional<View>& floats, bool gather, Domain domain,
+                           int times) {
   for (const ProductPart& part : parts) {
     const int cols = part.matrix.cols * times;
     if (needs_quantized_input(part.matrix.type)) {
@@ -189,9 +191,11 @@ void check_input(const Executor& executor, const std::vector<ProductPart>& parts
       check_blocks(executor, *quantized, domain);
     } else {
       if (!floats) throw nb::value_error("a product without float input");
-      executor.check_view(*floats, executor.limits().rows(float_domain), cols);
+      const Domain rows = gather ? Domain::tokens : domain;
+      executor.check_view(*floats, executor.limits().rows(rows), cols);
     }
   }
+  return {quantized, floats.value_or(View{}), gather};
 }
 
 }  // namespace
@@ -284,8 +288,9 @@ void bind_executor(nb::module_& m) {
             return self.executor().add_matrix(tensor_type(type), rows, cols, count);
           },
           "type"_a, "rows"_a, "cols"_a, "count"_a)
-      .def("add_vector", [](PyExecutor& self, int size) { return self.executor().add_vector(size); },
-           "size"_a)
+      .def(
+          "add_vector",
+          [](PyExecutor& self, int size) { return self.executor().add_vector(size); }, "size"_a)
       .def(
           "add_table",
           [](PyExecutor& self, int type, int rows, int cols) {
@@ -294,12 +299,10 @@ void bind_executor(nb::module_& m) {
           "type"_a, "rows"_a, "cols"_a)
       .def(
           "add_rope_table",
-          [](PyExecutor& self, std::vector<double> inv_freq, double magnitude, bool interleaved,
-             const View& view) {
-            return self.executor().add_rope_table(std::move(inv_freq), magnitude, interleaved,
-                                                  view);
+          [](PyExecutor& self, int pairs, bool interleaved, const View& view) {
+            return self.executor().add_rope_table(pairs, interleaved, view);
           },
-          "inv_freq"_a, "magnitude"_a, "interleaved"_a, "view"_a)
+          "pairs"_a, "interleaved"_a, "view"_a)
       .def(
           "add_kv_layer",
           [](PyExecutor& self, int n_kv_heads, int head_dim) {
@@ -317,12 +320,14 @@ void bind_executor(nb::module_& m) {
           "name"_a, "barriers"_a, "table"_a, "out"_a, "scale"_a)
       .def(
           "rope_angles",
-          [](PyExecutor& self, std::string name, std::pair<bool, bool> barriers, int table) {
+          [](PyExecutor& self, std::string name, std::pair<bool, bool> barriers, int table,
+             std::vector<double> inv_freq, double magnitude) {
             Executor& e = self.executor();
-            e.add(std::make_unique<RopeAngles>(std::move(name), e.rope_table(table)),
+            e.add(std::make_unique<RopeAngles>(std::move(name), e.rope_table(table),
+                                               std::move(inv_freq), magnitude),
                   barriers.first, barriers.second);
           },
-          "name"_a, "barriers"_a, "table"_a)
+          "name"_a, "barriers"_a, "table"_a, "inv_freq"_a, "magnitude"_a)
       .def(
           "row_chain",
           [](PyExecutor& self, std::string name, std::pair<bool, bool> barriers, Domain domain,
@@ -343,8 +348,8 @@ void bind_executor(nb::module_& m) {
             Executor& e = self.executor();
             auto matrices = product_parts(e, parts);
             const int columns = product_columns(matrices);
-            check_input(e, matrices, quantized, floats, domain,
-                        gather ? Domain::tokens : domain, 1);
+            const ProductInput x =
+                product_input(e, matrices, quantized, floats, gather, domain, 1);
             if (out.has_value() == gate.has_value()) {
               throw nb::value_error("a product has a result or a gate");
             }
@@ -363,9 +368,8 @@ void bind_executor(nb::module_& m) {
               }
             }
             e.add(std::make_unique<Product>(std::move(name), e.limits(), domain,
-                                            std::move(matrices), quantized,
-                                            floats.value_or(View{}), gather,
-                                            out.value_or(View{}), softcap, gate),
+                                            std::move(matrices), x, out.value_or(View{}),
+                                            softcap, gate),
                   barriers.first, barriers.second);
           },
           "name"_a, "barriers"_a, "domain"_a, "parts"_a, "quantized"_a.none(), "floats"_a.none(),
@@ -379,17 +383,16 @@ void bind_executor(nb::module_& m) {
             Executor& e = self.executor();
             auto matrices = product_parts(e, parts);
             const int width = product_columns(matrices);
-            check_input(e, matrices, quantized, floats, domain,
-                        gather ? Domain::tokens : domain, per_expert ? k : 1);
+            const ProductInput x = product_input(e, matrices, quantized, floats, gather, domain,
+                                                 per_expert ? k : 1);
             e.check_view(out, e.limits().rows(domain), k * width);
             e.check_view(ids, e.limits().rows(domain), k);
             if (out.stride != static_cast<std::ptrdiff_t>(k) * width) {
               throw nb::value_error("expert results must lie without gaps");
             }
             e.add(std::make_unique<ExpertProduct>(std::move(name), e.limits(), domain,
-                                                  std::move(matrices), quantized,
-                                                  floats.value_or(View{}), gather, per_expert, ids,
-                                                  k, out, width),
+                                                  std::move(matrices), x, per_expert, ids, k, out,
+                                                  width),
                   barriers.first, barriers.second);
           },
           "name"_a, "barriers"_a, "domain"_a, "parts"_a, "quantized"_a.none(), "floats"_a.none(),
@@ -408,7 +411,7 @@ void bind_executor(nb::module_& m) {
               if (norm >= 0) t.norm = e.vector(norm);
               if (rope >= 0) t.rope = e.rope_table(rope);
               if ((t.norm && t.norm->size != kv.layout.head_dim) ||
-                  (t.rope && 2 * t.rope->pairs() > kv.layout.head_dim)) {
+                  (t.rope && 2 * t.rope->pairs > kv.layout.head_dim)) {
                 throw nb::value_error("a norm or rotation that does not fit the heads");
               }
               return t;

@@ -1,5 +1,5 @@
-// Packed matrices, products and dequantised rows for Python: what tests, benchmarks and `doctor` use.
-// The compiled forward step calls the kernels directly.
+// Packed matrices, products and dequantised rows for Python: what tests, benchmarks and `doctor`
+// use. The compiled forward step calls the kernels directly.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -59,13 +59,6 @@ nb::ndarray<nb::numpy, T> as_numpy(Buffer<T> buffer, Extents... extents) {
   return nb::ndarray<nb::numpy, T>(data, {static_cast<std::size_t>(extents)...}, owner);
 }
 
-const KernelTable& table(const std::string& isa) {
-  if (isa.empty()) return tidemill::kernels();
-  if (const KernelTable* found = tidemill::find_kernels(isa.c_str())) return *found;
-  throw std::invalid_argument("this CPU cannot run kernels named '" + isa +
-                              "'; see available_isas()");
-}
-
 std::size_t checked_bytes(int type, std::int64_t rows, std::int64_t cols) {
   const auto t = static_cast<TensorType>(type);
   if (const char* error = tidemill::pack_error(t, rows, cols)) {
@@ -100,7 +93,7 @@ class OwnedMatrix {
                                          std::optional<FloatRow> bias,
                                          std::optional<std::pair<int, int>> tiles,
                                          std::optional<Rows> x_rows, int repeats) const {
-    const KernelTable& kernels = table(isa);
+    const KernelTable& kernels = tidemill::kernels_named(isa.c_str());
     if (x.shape(1) != static_cast<std::size_t>(view_.cols)) {
       throw std::invalid_argument("x has " + std::to_string(x.shape(1)) + " columns, the matrix " +
                                   std::to_string(view_.cols));
@@ -158,7 +151,7 @@ class OwnedMatrix {
 
 // (q int8 (rows, cols), scale, sum float32 (rows, cols / 32), sums int16 (rows, cols / 32, 2))
 nb::tuple quantize(Floats x, const std::string& isa) {
-  const KernelTable& kernels = table(isa);
+  const KernelTable& kernels = tidemill::kernels_named(isa.c_str());
   const auto rows = x.shape(0);
   const auto cols = x.shape(1);
   if (cols % tidemill::kGroup != 0) {
@@ -180,7 +173,8 @@ nb::tuple quantize(Floats x, const std::string& isa) {
     sums[2 * b] = block.sum_lo;
     sums[2 * b + 1] = block.sum_hi;
   }
-  return nb::make_tuple(as_numpy(std::move(q), rows, cols), as_numpy(std::move(scale), rows, per_row),
+  return nb::make_tuple(as_numpy(std::move(q), rows, cols),
+                        as_numpy(std::move(scale), rows, per_row),
                         as_numpy(std::move(sum), rows, per_row),
                         as_numpy(std::move(sums), rows, per_row, std::size_t{2}));
 }
@@ -235,7 +229,8 @@ void bind_matmul(nb::module_& m) {
       .def("matmul", &OwnedMatrix::multiply, nb::arg("x"), nb::arg("isa") = "",
            nb::arg("bias") = nb::none(), nb::arg("tiles") = nb::none(),
            nb::arg("x_rows") = nb::none(), nb::arg("repeats") = 1,
-           "x @ W^T (+ bias) of float32 x (T, cols) as float32 (T, rows), on the calling thread.\n\n"
+           "x @ W^T (+ bias) of float32 x (T, cols) as float32 (T, rows), on the calling\n"
+           "thread.\n\n"
            "`tiles` computes a range of 16-row tiles only and leaves the rest zero; `x_rows`\n"
            "(int32) picks rows of x; `repeats` runs the product again, for timing.");
 }

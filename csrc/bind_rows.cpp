@@ -17,9 +17,7 @@ namespace {
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 const RowKernels& row_kernels(const std::string& isa) {
-  if (isa.empty()) return kernels().rows;
-  if (const KernelTable* table = find_kernels(isa.c_str())) return table->rows;
-  throw nb::value_error(("this CPU cannot run kernels named '" + isa + "'").c_str());
+  return kernels_named(isa.c_str()).rows;
 }
 
 template <class F>

@@ -23,7 +23,9 @@ void dequantize_group(const std::uint8_t* p, int group, float* out) {
     for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(codes[i]) + m;
   } else if constexpr (type == TensorType::Q8_0) {
     const float d = load_f16(p);
-    for (int i = 0; i < 32; ++i) out[i] = d * static_cast<float>(static_cast<std::int8_t>(codes[i]));
+    for (int i = 0; i < 32; ++i) {
+      out[i] = d * static_cast<float>(static_cast<std::int8_t>(codes[i]));
+    }
   } else if constexpr (type == TensorType::Q2_K) {
     const float d = load_f16(p + 80);
     const float dmin = load_f16(p + 82);

@@ -63,11 +63,10 @@ int Executor::add_table(TensorType type, int rows, int cols) {
   return static_cast<int>(tables_.size()) - 1;
 }
 
-int Executor::add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved,
-                             const View& view) {
-  if (inv_freq.empty() || inv_freq.size() > kMaxHeadDim) reject("a rotation of no or many pairs");
-  check_view(view, limits_.max_tokens, static_cast<int>(2 * inv_freq.size()));
-  rope_tables_.push_back({std::move(inv_freq), magnitude, interleaved, view});
+int Executor::add_rope_table(int pairs, bool interleaved, const View& view) {
+  if (pairs < 1 || pairs > kMaxHeadDim) reject("a rotation of no or many pairs");
+  check_view(view, limits_.max_tokens, 2 * pairs);
+  rope_tables_.push_back({pairs, interleaved, view});
   return static_cast<int>(rope_tables_.size()) - 1;
 }
 
@@ -110,6 +109,12 @@ void Executor::check_view(const View& view, int rows, int width) const {
                             static_cast<std::size_t>(width) <=
                         (shared_values_ - view.offset) / sizeof(float);
   if (!fits) reject("a value outside of shared memory");
+}
+
+void Executor::check_shared(std::size_t offset, std::size_t bytes) const {
+  if (offset > shared_values_ || bytes > shared_values_ - offset) {
+    reject("a value outside of shared memory");
+  }
 }
 
 void Executor::check_replica(std::size_t offset, std::size_t bytes) const {
@@ -290,7 +295,8 @@ void Executor::forward(const BatchArrays& batch) {
     std::byte* mine = scratch_.data() + worker_offset + per_worker * static_cast<std::size_t>(rank);
     Worker worker{rank, team_.get(), mine, mine + replica_bytes_};
     const bool timed = profiling_ && rank == 0;
-    auto before = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+    auto before = std::chrono::steady_clock::time_point();
+    if (timed) before = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < instructions_.size(); ++i) {
       Instruction& instruction = *instructions_[i];
       if (instruction.barrier[static_cast<std::size_t>(mode)]) team_->barrier();
@@ -308,8 +314,8 @@ const float* Executor::logits() const {
   return reinterpret_cast<const float*>(scratch_.data() + logits_.offset);
 }
 
-void Executor::check_block(int source, int destination) const {
-  for (const int block : {source, destination}) {
+void Executor::check_blocks(std::int64_t source, std::int64_t destination) const {
+  for (const std::int64_t block : {source, destination}) {
     if (block < 0 || block >= limits_.n_blocks) {
       reject("KV block " + text(block) + " is outside 0 to " + text(limits_.n_blocks - 1));
     }
@@ -317,7 +323,6 @@ void Executor::check_block(int source, int destination) const {
 }
 
 void Executor::copy_block(int source, int destination) {
-  check_block(source, destination);
   if (source == destination) return;
   for (const KvLayer& layer : kv_layers_) {
     std::byte* base = kv_.data() + layer.offset;

@@ -159,13 +159,12 @@ struct Table {
   const std::uint8_t* data;  // null until loaded
 };
 
-// cos and sin of every token's angles, computed once a step: rows of [pairs] cos, [pairs] sin.
+// cos and sin of every token's angles, computed once a step (RopeAngles): rows of [pairs] cos,
+// [pairs] sin.
 struct RopeTable {
-  std::vector<double> inv_freq;
-  double magnitude;
-  bool interleaved;
+  int pairs = 0;
+  bool interleaved = false;
   View view;
-  int pairs() const { return static_cast<int>(inv_freq.size()); }
 };
 
 struct KvLayer {
@@ -201,7 +200,7 @@ class Executor {
   int add_matrix(TensorType type, int rows, int cols, int count);
   int add_vector(int size);
   int add_table(TensorType type, int rows, int cols);
-  int add_rope_table(std::vector<double> inv_freq, double magnitude, bool interleaved, const View& view);
+  int add_rope_table(int pairs, bool interleaved, const View& view);
   int add_kv_layer(int n_kv_heads, int head_dim);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
   void set_logits(const View& view) { logits_ = view; }
@@ -233,7 +232,7 @@ class Executor {
   const float* logits() const;
   std::ptrdiff_t logits_stride() const { return logits_.stride; }
   // Throws std::invalid_argument unless both are KV blocks of this executor.
-  void check_block(int source, int destination) const;
+  void check_blocks(std::int64_t source, std::int64_t destination) const;
   void copy_block(int source, int destination);
 
   // Seconds and calls per instruction since profiling was switched on, as the caller's thread saw
@@ -252,10 +251,14 @@ class Executor {
   const RopeTable& rope_table(int index) const {
     return rope_tables_.at(static_cast<std::size_t>(index));
   }
-  const KvLayer& kv_layer(int index) const { return kv_layers_.at(static_cast<std::size_t>(index)); }
+  const KvLayer& kv_layer(int index) const {
+    return kv_layers_.at(static_cast<std::size_t>(index));
+  }
   int query_tile_tokens() const { return query_tile_tokens_; }
   // Throws std::invalid_argument unless `rows` rows of `width` floats lie in shared memory.
   void check_view(const View& view, int rows, int width) const;
+  // The same of plain bytes in shared memory, and in one thread's replica memory.
+  void check_shared(std::size_t offset, std::size_t bytes) const;
   void check_replica(std::size_t offset, std::size_t bytes) const;
 
  private:

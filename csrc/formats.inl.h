@@ -1,6 +1,6 @@
-// How the kernels read one group (16 rows x 32 columns) of each packed type: tile_layout.h gives the
-// bytes. A format has
-//   kPacked         whether this is the layout in memory (and not the unpacked form of matmul.inl.h)
+// How the kernels read one group (16 rows x 32 columns) of each packed type: tile_layout.h gives
+// the bytes. A format has
+//   kPacked         whether this is the layout in memory, not the unpacked form of matmul.inl.h
 //   kKind           how its products are scaled (below)
 //   DotType         the integer dot product of simd.h that its weights' range allows
 //   kQuantBytes     from one group's quants to the next one's
@@ -9,6 +9,7 @@
 //   scales(s, g)    the group's factors, from the tile's scale part
 #pragma once
 
+#include "simd.h"
 #include "tile_layout.h"
 
 namespace tidemill::TIDEMILL_ISA {
@@ -228,8 +229,8 @@ struct FormatOf<TensorType::IQ4_XS>
 
 struct Mxfp4Scales {
   static TIDEMILL_INLINE OneScale scales(const std::uint8_t* s, int group) {
-    // 2^(e - 128) has the bits (e - 1) << 23, or as a subnormal, for e < 2, (e + 1) << 21; the right
-    // one is the larger of the two.
+    // 2^(e - 128) has the bits (e - 1) << 23, or as a subnormal, for e < 2, (e + 1) << 21; the
+    // right one is the larger of the two.
     const i32x16 e = i32_load_u8(s + scale_offset(tile_layout(TensorType::MXFP4), group));
     const i32x16 one = i32_splat(1);
     return {as_f32(i32_max(shift_left<23>(e - one), shift_left<21>(e + one)))};

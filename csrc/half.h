@@ -1,7 +1,7 @@
 // Conversions between float32 and the 16-bit float formats, in plain C++.
 //
-// Always inlined: kernel units that are compiled for newer instruction sets include this too, and an
-// out-of-line copy from one of them must never serve an older CPU.
+// Always inlined: kernel units that are compiled for newer instruction sets include this too, and
+// an out-of-line copy from one of them must never serve an older CPU.
 #pragma once
 
 #include <cstdint>

@@ -95,15 +95,17 @@ class EmbedRows final : public Instruction {
   float scale_;
 };
 
-// The cosines and sines of this step's positions.
+// The cosines and sines of this step's positions, times `magnitude`.
 class RopeAngles final : public Instruction {
  public:
-  RopeAngles(std::string name, const RopeTable& table)
-      : Instruction(std::move(name)), table_(table) {}
+  RopeAngles(std::string name, const RopeTable& table, std::vector<double> inv_freq,
+             double magnitude);
   void run(const Step& step, Worker& worker) override;
 
  private:
   RopeTable table_;
+  std::vector<double> inv_freq_;  // [pairs]
+  double magnitude_;
 };
 
 // ---- products
@@ -113,6 +115,19 @@ struct ProductPart {
   Matrix matrix;
   int column = 0;
   std::optional<Vector> bias;
+};
+
+// What a product reads, as the types of its matrices need it: quantised rows, or floats; `gather`
+// reads floats at the rows that logit rows stand for.
+struct ProductInput {
+  std::optional<Blocks> quantized;
+  View floats;
+  bool gather = false;
+};
+
+// The tiles of one part that a thread takes as one item.
+struct TileRange {
+  int part, begin, end;
 };
 
 // act(gate) * up of the two halves of a product, made tile by tile, so that the product itself
@@ -127,35 +142,28 @@ struct ProductGate {
 // out = x @ W^T + b for one or several matrices side by side.
 class Product final : public Instruction {
  public:
-  // `quantized` and `floats` are the input, as the matrices' types need; `gather` reads floats at
-  // the rows that logit rows stand for. `softcap` 0: none.
+  // The result goes to `out`, or through `gate`. `softcap` 0: none.
   Product(std::string name, const Limits& limits, Domain domain, std::vector<ProductPart> parts,
-          std::optional<Blocks> quantized, View floats, bool gather, View out, float softcap,
-          std::optional<ProductGate> gate);
+          const ProductInput& x, View out, float softcap, std::optional<ProductGate> gate);
   void run(const Step& step, Worker& worker) override;
   std::size_t scratch_bytes() const override;
 
  private:
-  struct Chunk {
-    int part, tile_begin, tile_end;
-  };
   void run_plain(const Step& step, Worker& worker);
   void run_gated(const Step& step, Worker& worker);
-  // The product of tiles of one part for rows [row, row + count), at out[row of the call][column].
-  void multiply(const Step& step, const Worker& worker, const Chunk& chunk, int row, int count,
+  // The product of `tiles` for rows [row, row + count), at out[row of the call][column].
+  void multiply(const Step& step, const Worker& worker, const TileRange& tiles, int row, int count,
                 float* out, std::ptrdiff_t out_stride) const;
 
   Domain domain_;
   std::vector<ProductPart> parts_;
-  std::optional<Blocks> quantized_;
-  View floats_;
-  bool gather_;
+  ProductInput x_;
   View out_;
   float softcap_;
   std::optional<ProductGate> gate_;
-  std::vector<Chunk> chunks_;
-  int row_block_;        // rows whose input stays in the second-level cache
-  int gate_columns_ = 0; // columns of one gated item
+  std::vector<TileRange> ranges_;  // without a gate: what there is to compute, cut into items
+  int row_block_;         // rows whose input stays in the second-level cache
+  int gate_columns_ = 0;  // columns of one gated item
 };
 
 // out[j] = x_j @ W[ids[j]]^T for the k experts of every row, grouped by expert.
@@ -163,31 +171,30 @@ class ExpertProduct final : public Instruction {
  public:
   // x has one row per token, or k where `per_expert`; out has k results of `width` columns a row.
   ExpertProduct(std::string name, const Limits& limits, Domain domain,
-                std::vector<ProductPart> parts, std::optional<Blocks> quantized, View floats,
-                bool gather, bool per_expert, View ids, int k, View out, int width);
+                std::vector<ProductPart> parts, const ProductInput& x, bool per_expert, View ids,
+                int k, View out, int width);
   void run(const Step& step, Worker& worker) override;
   std::size_t scratch_bytes() const override;
 
  private:
-  struct Chunk {
-    int part, tile_begin, tile_end;
-  };
   Domain domain_;
   int max_rows_;
   std::vector<ProductPart> parts_;
-  std::optional<Blocks> quantized_;
-  View floats_;
-  bool gather_;
+  ProductInput x_;
   bool per_expert_;
   View ids_;
   int k_;
   View out_;
   int width_;
   int n_experts_;
-  std::vector<Chunk> chunks_;
+  std::vector<TileRange> ranges_;  // of each expert
 };
 
 // ---- attention
+
+// x of one head, at batch row `row`, rotated; `out` may be x.
+void rotate_head(const Step& step, const RopeTable& rope, int row, const float* x, int dim,
+                 float* out);
 
 // A norm over each head and a rotation, applied to queries or keys as they are read.
 struct HeadTransform {
@@ -218,7 +225,8 @@ class AttentionStep final : public Instruction {
     std::int32_t* last;
     float* kernel;
   };
-  State state(const Worker& worker) const;
+  // Cuts up `scratch` (nullptr: only adds up); the bytes in all are added to `layout`.
+  State lay_out(Layout& layout, std::byte* scratch) const;
   int first_position(int last) const {
     return window_ > 0 && last >= window_ ? last - window_ + 1 : 0;
   }

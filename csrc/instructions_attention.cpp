@@ -22,23 +22,24 @@ constexpr std::size_t kMaxPartialFloats = std::size_t{4} << 20;
 
 }  // namespace
 
-void HeadTransform::apply(const Step& step, int row, const float* x, int dim, float* out) const {
+void rotate_head(const Step& step, const RopeTable& rope, int row, const float* x, int dim,
+                 float* out) {
   const RowKernels& kernels = step.kernels->rows;
+  const float* cos = step.row(rope.view, row);
+  const auto rotate = rope.interleaved ? kernels.rope_interleaved : kernels.rope_half;
+  rotate(x, cos, cos + rope.pairs, rope.pairs, dim, out);
+}
+
+void HeadTransform::apply(const Step& step, int row, const float* x, int dim, float* out) const {
   if (norm) {
-    kernels.rms_norm(x, norm->data(step.weights), dim, eps, out);
+    step.kernels->rows.rms_norm(x, norm->data(step.weights), dim, eps, out);
     x = out;
   }
   if (rope) {
-    const float* cos = step.row(rope->view, row);
-    const int pairs = rope->pairs();
-    if (rope->interleaved) {
-      kernels.rope_interleaved(x, cos, cos + pairs, pairs, dim, out);
-    } else {
-      kernels.rope_half(x, cos, cos + pairs, pairs, dim, out);
-    }
-    return;
+    rotate_head(step, *rope, row, x, dim, out);
+  } else if (x != out) {
+    std::memcpy(out, x, static_cast<std::size_t>(dim) * sizeof(float));
   }
-  if (x != out) std::memcpy(out, x, static_cast<std::size_t>(dim) * sizeof(float));
 }
 
 AttentionStep::AttentionStep(std::string name, Executor& executor, const KvLayer& layer,
@@ -80,24 +81,18 @@ AttentionStep::AttentionStep(std::string name, Executor& executor, const KvLayer
 }
 
 std::size_t AttentionStep::scratch_bytes() const {
-  const auto rows = static_cast<std::size_t>(tile_rows_);
-  const auto dim = static_cast<std::size_t>(layer_.layout.padded_dim);
-  Layout parts;
-  parts.add(rows * dim * 4);
-  parts.add(rows * 4);
-  parts.add(rows * 4);
-  parts.add(rows * dim * 4);
-  parts.add(rows * 4);
-  parts.add(rows * 4);
-  parts.add(attend_scratch_floats(layer_.layout.head_dim) * 4);
-  return parts.total();
+  Layout layout;
+  lay_out(layout, nullptr);
+  return layout.total();
 }
 
-AttentionStep::State AttentionStep::state(const Worker& worker) const {
+AttentionStep::State AttentionStep::lay_out(Layout& layout, std::byte* scratch) const {
   const auto rows = static_cast<std::size_t>(tile_rows_);
   const auto dim = static_cast<std::size_t>(layer_.layout.padded_dim);
-  Layout parts;
-  const auto take = [&](std::size_t bytes) { return worker.scratch + parts.add(bytes); };
+  const auto take = [&](std::size_t bytes) -> std::byte* {
+    const std::size_t offset = layout.add(bytes);
+    return scratch == nullptr ? nullptr : scratch + offset;
+  };
   State s;
   s.q = reinterpret_cast<float*>(take(rows * dim * 4));
   s.max = reinterpret_cast<float*>(take(rows * 4));
@@ -278,7 +273,8 @@ void AttentionStep::attend_split(const Step& step, Worker& worker, const State& 
 
 void AttentionStep::run(const Step& step, Worker& worker) {
   const int n_kv = layer_.layout.n_kv_heads;
-  const State s = state(worker);
+  Layout layout;
+  const State s = lay_out(layout, worker.scratch);
   if (split(step)) {
     attend_split(step, worker, s);
     return;

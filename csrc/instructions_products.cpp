@@ -9,26 +9,38 @@ namespace {
 
 // The weights of one item: small enough to balance over the team and to stay in the second-level
 // cache beside the rows they meet, large enough that taking an item costs nothing.
-constexpr std::size_t kMaxChunkBytes = 96 << 10;
+constexpr std::size_t kMaxItemBytes = 96 << 10;
 constexpr std::size_t kItemsPerThread = 8;
 // The input rows, and the gated intermediate, that share the second-level cache with them.
 constexpr std::size_t kRowBlockBytes = 192 << 10;
 constexpr std::size_t kGateBytes = 128 << 10;
 constexpr int kRowMultiple = 8;
 
-std::size_t chunk_bytes(std::size_t total, int threads) {
+// Bytes of weights in one item of a product that reads `total` bytes of them.
+std::size_t item_bytes(std::size_t total, int threads) {
   return std::min(total / (kItemsPerThread * static_cast<std::size_t>(threads)) + 1,
-                  kMaxChunkBytes);
+                  kMaxItemBytes);
 }
 
-int chunk_tiles(const Matrix& matrix, std::size_t bytes) {
-  const std::size_t tile = packed_tile_bytes(matrix.type, matrix.cols);
-  return std::max(1, static_cast<int>(bytes / tile));
+// All tiles of all parts, in ranges of about `bytes` bytes.
+std::vector<TileRange> cut_tiles(const std::vector<ProductPart>& parts, std::size_t bytes) {
+  std::vector<TileRange> ranges;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const Matrix& matrix = parts[p].matrix;
+    const int tiles = (matrix.rows + kTileRows - 1) / kTileRows;
+    const std::size_t tile = packed_tile_bytes(matrix.type, matrix.cols);
+    const int step = std::max(1, static_cast<int>(bytes / tile));
+    for (int begin = 0; begin < tiles; begin += step) {
+      ranges.push_back({static_cast<int>(p), begin, std::min(begin + step, tiles)});
+    }
+  }
+  return ranges;
 }
 
 // Rows that fit `bytes`, a whole number of the kernels' tiles.
 int rows_within(std::size_t bytes, std::size_t row) {
-  const int rows = static_cast<int>(std::min<std::size_t>(bytes / std::max<std::size_t>(row, 1), 1 << 20));
+  const std::size_t fit = bytes / std::max<std::size_t>(row, 1);
+  const int rows = static_cast<int>(std::min<std::size_t>(fit, 1 << 20));
   return std::max(kRowMultiple, rows / kRowMultiple * kRowMultiple);
 }
 
@@ -41,14 +53,12 @@ std::size_t input_row_bytes(const Matrix& matrix) {
 }  // namespace
 
 Product::Product(std::string name, const Limits& limits, Domain domain,
-                 std::vector<ProductPart> parts, std::optional<Blocks> quantized, View floats,
-                 bool gather, View out, float softcap, std::optional<ProductGate> gate)
+                 std::vector<ProductPart> parts, const ProductInput& x, View out, float softcap,
+                 std::optional<ProductGate> gate)
     : Instruction(std::move(name)),
       domain_(domain),
       parts_(std::move(parts)),
-      quantized_(quantized),
-      floats_(floats),
-      gather_(gather),
+      x_(x),
       out_(out),
       softcap_(softcap),
       gate_(gate) {
@@ -58,7 +68,7 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
     total += part.matrix.bytes;
     row = std::max(row, input_row_bytes(part.matrix));
   }
-  const std::size_t bytes = chunk_bytes(total, limits.threads);
+  const std::size_t bytes = item_bytes(total, limits.threads);
   row_block_ = rows_within(kRowBlockBytes, row);
   if (gate_) {
     // Columns of the gate and the same of the other half make an item.
@@ -67,41 +77,36 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
     gate_columns_ = std::min({groups * kGroup, 128, gate_->width});
     const std::size_t gate_row = static_cast<std::size_t>(2 * gate_columns_) * sizeof(float);
     row_block_ = std::min(row_block_, rows_within(kGateBytes, gate_row));
-    return;
-  }
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    const int tiles = (parts_[p].matrix.rows + kTileRows - 1) / kTileRows;
-    const int step = chunk_tiles(parts_[p].matrix, bytes);
-    for (int tile = 0; tile < tiles; tile += step) {
-      chunks_.push_back({static_cast<int>(p), tile, std::min(tile + step, tiles)});
-    }
+  } else {
+    ranges_ = cut_tiles(parts_, bytes);
   }
 }
 
 std::size_t Product::scratch_bytes() const {
   if (!gate_) return 0;
-  return static_cast<std::size_t>(row_block_) * static_cast<std::size_t>(2 * gate_columns_ + gate_columns_) *
-         sizeof(float);
+  // Both halves for a block of rows, and one row of results on its way to being quantised.
+  const int floats = row_block_ * 2 * gate_columns_ + gate_columns_;
+  return static_cast<std::size_t>(floats) * sizeof(float);
 }
 
-void Product::multiply(const Step& step, const Worker& worker, const Chunk& chunk, int row,
-                       int count, float* out, std::ptrdiff_t out_stride) const {
-  const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
+void Product::multiply(const Step& step, const Worker& worker, const TileRange& tiles,
+                       int row, int count, float* out, std::ptrdiff_t out_stride) const {
+  const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
   Matmul product;
   product.weights = part.matrix.view(step.weights);
-  product.tile_begin = chunk.tile_begin;
-  product.tile_end = chunk.tile_end;
+  product.tile_begin = tiles.begin;
+  product.tile_end = tiles.end;
   product.tokens = count;
   if (needs_quantized_input(part.matrix.type)) {
-    product.blocks = quantized_->row(step, worker, row);
-    product.x_stride = quantized_->per_row;
-  } else if (gather_) {
-    product.floats = step.row(floats_, 0);
-    product.x_stride = floats_.stride;
+    product.blocks = x_.quantized->row(step, worker, row);
+    product.x_stride = x_.quantized->per_row;
+  } else if (x_.gather) {
+    product.floats = step.row(x_.floats, 0);
+    product.x_stride = x_.floats.stride;
     product.x_rows = step.logit_rows + row;
   } else {
-    product.floats = step.row(floats_, row);
-    product.x_stride = floats_.stride;
+    product.floats = step.row(x_.floats, row);
+    product.x_stride = x_.floats.stride;
   }
   product.out = out;
   product.out_stride = out_stride;
@@ -119,18 +124,18 @@ void Product::run(const Step& step, Worker& worker) {
 
 void Product::run_plain(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
-  const int n_chunks = static_cast<int>(chunks_.size());
-  const int items = (n + row_block_ - 1) / row_block_ * n_chunks;
+  const int n_ranges = static_cast<int>(ranges_.size());
+  const int items = (n + row_block_ - 1) / row_block_ * n_ranges;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const Chunk& chunk = chunks_[static_cast<std::size_t>(item % n_chunks)];
-    const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
-    const int row = item / n_chunks * row_block_;
+    const TileRange& tiles = ranges_[static_cast<std::size_t>(item % n_ranges)];
+    const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
+    const int row = item / n_ranges * row_block_;
     const int count = std::min(row_block_, n - row);
     float* out = step.row(out_, row) + part.column;
-    multiply(step, worker, chunk, row, count, out, out_.stride);
+    multiply(step, worker, tiles, row, count, out, out_.stride);
     if (softcap_ > 0.0f) {
-      const int begin = chunk.tile_begin * kTileRows;
-      const int width = std::min(chunk.tile_end * kTileRows, part.matrix.rows) - begin;
+      const int begin = tiles.begin * kTileRows;
+      const int width = std::min(tiles.end * kTileRows, part.matrix.rows) - begin;
       for (int r = 0; r < count; ++r) {
         float* values = out + r * out_.stride + begin;
         step.kernels->rows.softcap(values, softcap_, width, values);
@@ -142,22 +147,23 @@ void Product::run_plain(const Step& step, Worker& worker) {
 void Product::run_gated(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
   const int width = gate_->width;
-  const int n_chunks = (width + gate_columns_ - 1) / gate_columns_;
-  const int items = (n + row_block_ - 1) / row_block_ * n_chunks;
+  const int n_ranges = (width + gate_columns_ - 1) / gate_columns_;
+  const int items = (n + row_block_ - 1) / row_block_ * n_ranges;
   auto* both = reinterpret_cast<float*>(worker.scratch);
   const std::ptrdiff_t stride = 2 * gate_columns_;
   float* result = both + row_block_ * stride;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const int row = item / n_chunks * row_block_;
+    const int row = item / n_ranges * row_block_;
     const int count = std::min(row_block_, n - row);
-    const int column = item % n_chunks * gate_columns_;
+    const int column = item % n_ranges * gate_columns_;
     const int columns = std::min(gate_columns_, width - column);
     for (int half = 0; half < 2; ++half) {
       // The half's columns within the one matrix that holds both, or within the second one.
       const bool is_whole = parts_.size() == 1;
       const int first = (is_whole && half == 1 ? width : 0) + column;
-      const Chunk chunk = {is_whole ? 0 : half, first / kTileRows, (first + columns) / kTileRows};
-      multiply(step, worker, chunk, row, count, both + half * gate_columns_ - first, stride);
+      const TileRange tiles = {is_whole ? 0 : half, first / kTileRows,
+                               (first + columns) / kTileRows};
+      multiply(step, worker, tiles, row, count, both + half * gate_columns_ - first, stride);
     }
     for (int r = 0; r < count; ++r) {
       const float* gate = both + r * stride;
@@ -173,16 +179,13 @@ void Product::run_gated(const Step& step, Worker& worker) {
 }
 
 ExpertProduct::ExpertProduct(std::string name, const Limits& limits, Domain domain,
-                             std::vector<ProductPart> parts, std::optional<Blocks> quantized,
-                             View floats, bool gather, bool per_expert, View ids, int k, View out,
-                             int width)
+                             std::vector<ProductPart> parts, const ProductInput& x,
+                             bool per_expert, View ids, int k, View out, int width)
     : Instruction(std::move(name)),
       domain_(domain),
       max_rows_(limits.rows(domain)),
       parts_(std::move(parts)),
-      quantized_(quantized),
-      floats_(floats),
-      gather_(gather),
+      x_(x),
       per_expert_(per_expert),
       ids_(ids),
       k_(k),
@@ -192,14 +195,8 @@ ExpertProduct::ExpertProduct(std::string name, const Limits& limits, Domain doma
   std::size_t total = 0;
   for (const ProductPart& part : parts_) total += part.matrix.bytes;
   // A step of one token has k experts to share out.
-  const std::size_t bytes = chunk_bytes(total * static_cast<std::size_t>(k), limits.threads);
-  for (std::size_t p = 0; p < parts_.size(); ++p) {
-    const int tiles = (parts_[p].matrix.rows + kTileRows - 1) / kTileRows;
-    const int step = chunk_tiles(parts_[p].matrix, bytes);
-    for (int tile = 0; tile < tiles; tile += step) {
-      chunks_.push_back({static_cast<int>(p), tile, std::min(tile + step, tiles)});
-    }
-  }
+  const std::size_t bytes = item_bytes(total * static_cast<std::size_t>(k), limits.threads);
+  ranges_ = cut_tiles(parts_, bytes);
 }
 
 std::size_t ExpertProduct::scratch_bytes() const {
@@ -231,30 +228,30 @@ void ExpertProduct::run(const Step& step, Worker& worker) {
     for (int j = 0; j < k_; ++j) {
       const int at = start[expert_of(r, j)]++;
       out_rows[at] = r * k_ + j;
-      const int source = gather_ ? step.logit_rows[r] : r;
+      const int source = x_.gather ? step.logit_rows[r] : r;
       x_rows[at] = per_expert_ ? source * k_ + j : source;
     }
   }
   // start[e] is now where expert e ends.
 
-  const int n_chunks = static_cast<int>(chunks_.size());
-  const int items = n_used * n_chunks;
+  const int n_ranges = static_cast<int>(ranges_.size());
+  const int items = n_used * n_ranges;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const int expert = used[item / n_chunks];
-    const Chunk& chunk = chunks_[static_cast<std::size_t>(item % n_chunks)];
-    const ProductPart& part = parts_[static_cast<std::size_t>(chunk.part)];
+    const int expert = used[item / n_ranges];
+    const TileRange& tiles = ranges_[static_cast<std::size_t>(item % n_ranges)];
+    const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
     const int begin = expert == 0 ? 0 : start[expert - 1];
     Matmul product;
     product.weights = part.matrix.view(step.weights, expert);
-    product.tile_begin = chunk.tile_begin;
-    product.tile_end = chunk.tile_end;
+    product.tile_begin = tiles.begin;
+    product.tile_end = tiles.end;
     product.tokens = start[expert] - begin;
     if (needs_quantized_input(part.matrix.type)) {
-      product.blocks = quantized_->row(step, worker, 0);
-      product.x_stride = per_expert_ ? quantized_->per_row / k_ : quantized_->per_row;
+      product.blocks = x_.quantized->row(step, worker, 0);
+      product.x_stride = per_expert_ ? x_.quantized->per_row / k_ : x_.quantized->per_row;
     } else {
-      product.floats = step.row(floats_, 0);
-      product.x_stride = per_expert_ ? floats_.stride / k_ : floats_.stride;
+      product.floats = step.row(x_.floats, 0);
+      product.x_stride = per_expert_ ? x_.floats.stride / k_ : x_.floats.stride;
     }
     product.x_rows = x_rows + begin;
     product.out = step.row(out_, 0) + part.column;

@@ -109,11 +109,10 @@ void RowChain::run_row(const Step& step, const Worker& worker, int row, float* c
         }
         break;
       case RowOpKind::rope: {
-        HeadTransform transform;
-        transform.rope = rope_tables_[i];
         const int source = domain_ == Domain::logits ? step.logit_rows[row] : row;
         for (int h = 0; h < op.heads; ++h) {
-          transform.apply(step, source, x + h * op.width, op.width, out + h * op.width);
+          rotate_head(step, rope_tables_[i], source, x + h * op.width, op.width,
+                      out + h * op.width);
         }
         break;
       }
@@ -157,17 +156,28 @@ void EmbedRows::run(const Step& step, Worker& worker) {
   }
 }
 
+RopeAngles::RopeAngles(std::string name, const RopeTable& table, std::vector<double> inv_freq,
+                       double magnitude)
+    : Instruction(std::move(name)),
+      table_(table),
+      inv_freq_(std::move(inv_freq)),
+      magnitude_(magnitude) {
+  if (inv_freq_.size() != static_cast<std::size_t>(table.pairs)) {
+    throw std::invalid_argument("a rotation needs one frequency per pair");
+  }
+}
+
 void RopeAngles::run(const Step& step, Worker& worker) {
   const RowRange rows = share_rows(step.n_tokens, worker.rank, worker.team->size());
-  const int pairs = table_.pairs();
+  const int pairs = table_.pairs;
   for (int r = rows.begin; r < rows.end; ++r) {
     float* cos = step.row(table_.view, r);
     float* sin = cos + pairs;
     const double position = step.positions[r];
     for (int i = 0; i < pairs; ++i) {
-      const double angle = position * table_.inv_freq[static_cast<std::size_t>(i)];
-      cos[i] = static_cast<float>(std::cos(angle) * table_.magnitude);
-      sin[i] = static_cast<float>(std::sin(angle) * table_.magnitude);
+      const double angle = position * inv_freq_[static_cast<std::size_t>(i)];
+      cos[i] = static_cast<float>(std::cos(angle) * magnitude_);
+      sin[i] = static_cast<float>(std::sin(angle) * magnitude_);
     }
   }
 }

@@ -13,11 +13,11 @@
 
 namespace tidemill {
 
-// The build defines TIDEMILL_HAVE_<ISA> for each unit it compiles.
-extern const KernelTable kPortableKernels;
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx512Kernels;
-extern const KernelTable kNeonKernels;
+// The build defines TIDEMILL_HAVE_<ISA> for each instruction set that it compiles the kernels for.
+namespace portable { extern const KernelTable kKernels; }
+namespace avx2 { extern const KernelTable kKernels; }
+namespace avx512 { extern const KernelTable kKernels; }
+namespace neon { extern const KernelTable kKernels; }
 
 namespace {
 
@@ -38,22 +38,22 @@ Available detect() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512vnni")) {
-    found.add(kAvx512Kernels);
+    found.add(avx512::kKernels);
   }
 #endif
 #if defined(TIDEMILL_HAVE_AVX2)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("f16c")) {
-    found.add(kAvx2Kernels);
+    found.add(avx2::kKernels);
   }
 #endif
 #if defined(TIDEMILL_HAVE_NEON) && defined(__linux__)
   const unsigned long caps = getauxval(AT_HWCAP);
-  if ((caps & HWCAP_ASIMDDP) != 0 && (caps & HWCAP_ASIMDHP) != 0) found.add(kNeonKernels);
+  if ((caps & HWCAP_ASIMDDP) != 0 && (caps & HWCAP_ASIMDHP) != 0) found.add(neon::kKernels);
 #elif defined(TIDEMILL_HAVE_NEON) && defined(__APPLE__)
-  found.add(kNeonKernels);  // every Apple arm64 CPU since M1 has both extensions
+  found.add(neon::kKernels);  // every Apple arm64 CPU since M1 has both extensions
 #endif
-  found.add(kPortableKernels);
+  found.add(portable::kKernels);
   return found;
 }
 
@@ -62,14 +62,29 @@ const Available& available() {
   return found;
 }
 
+const KernelTable* find(const char* isa) {
+  const Available& found = available();
+  for (int i = 0; i < found.count; ++i) {
+    if (std::strcmp(found.tables[i]->isa, isa) == 0) return found.tables[i];
+  }
+  return nullptr;
+}
+
+std::string names() {
+  std::string list;
+  for (int i = 0; i < available().count; ++i) {
+    list += std::string(i == 0 ? "" : " ") + available().tables[i]->isa;
+  }
+  return list;
+}
+
 const KernelTable& choose() {
   const char* wanted = std::getenv("TIDEMILL_ISA");
   if (wanted == nullptr || *wanted == '\0') return *available().tables[0];
-  if (const KernelTable* table = find_kernels(wanted)) return *table;
-  std::string message = "TIDEMILL_ISA=" + std::string(wanted) +
-                        " names no kernels that this CPU can run; set it to one of:";
-  for (int i = 0; i < available().count; ++i) message += std::string(" ") + available().tables[i]->isa;
-  throw std::runtime_error(message + ", or unset it");
+  if (const KernelTable* table = find(wanted)) return *table;
+  throw std::runtime_error("TIDEMILL_ISA=" + std::string(wanted) +
+                           " names no kernels that this CPU can run; set it to one of: " +
+                           names() + ", or unset it");
 }
 
 }  // namespace
@@ -79,12 +94,11 @@ const KernelTable& kernels() {
   return chosen;
 }
 
-const KernelTable* find_kernels(const char* isa) {
-  const Available& found = available();
-  for (int i = 0; i < found.count; ++i) {
-    if (std::strcmp(found.tables[i]->isa, isa) == 0) return found.tables[i];
-  }
-  return nullptr;
+const KernelTable& kernels_named(const char* isa) {
+  if (*isa == '\0') return kernels();
+  if (const KernelTable* table = find(isa)) return *table;
+  throw std::invalid_argument("this CPU cannot run kernels named '" + std::string(isa) +
+                              "'; it runs: " + names());
 }
 
 const KernelTable* const* available_kernels(int* count) {

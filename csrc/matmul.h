@@ -1,9 +1,9 @@
 // Products of activations and packed weights: out = x @ W^T (+ bias).
 //
-// Quantised types meet int8 activations (quantize.h), float types meet float32 ones. Everything here
-// runs on the calling thread and allocates nothing: a worker of a thread team computes a range of
-// row tiles for all tokens of the call, and disjoint ranges (or disjoint token sets) may run at the
-// same time.
+// Quantised types meet int8 activations (quantize.h), float types meet float32 ones. Everything
+// here runs on the calling thread and allocates nothing: a worker of a thread team computes a range
+// of row tiles for all tokens of the call, and disjoint ranges (or disjoint token sets) may run at
+// the same time.
 //
 // Batch invariance: the bits of one output depend on its weight row and its token only; not on how
 // many tokens a call has, which they are, or how the tiles are split. Each output is one

@@ -1,8 +1,8 @@
 // The matmul kernels: 16 rows of weights against a few tokens at a time.
 //
 // One micro-kernel, `accumulate`, does all the arithmetic, for any format and one or a few
-// tokens. Group after group it forms the integer sums of 16 rows x T tokens and adds them, scaled, to
-// T float accumulators. Two drivers feed it:
+// tokens. Group after group it forms the integer sums of 16 rows x T tokens and adds them, scaled,
+// to T float accumulators. Two drivers feed it:
 //   few tokens    straight from the packed tile, unpacking as it goes (decode: memory-bound);
 //   many tokens   a stretch of the tile is first unpacked to bytes and float scales in the L1 cache
 //                 ("staged": just another format) and reused by all tokens of a block that
@@ -53,8 +53,8 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
   const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
   constexpr std::make_integer_sequence<int, 8> quads;
   if constexpr (Format::kPacked) {
-    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same pace:
-    // hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
+    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same
+    // pace: hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
     const std::uint8_t* next = tile.next + static_cast<std::size_t>(group) * Format::kGroupBytes;
     for (int line = 0; line < Format::kGroupBytes; line += 64) prefetch(next + line);
   }
@@ -130,9 +130,9 @@ void accumulate_some(int count, const Tile& tile, int begin, int end,
 
 // ---- staging
 
-// Unpacked groups: eight planes of bytes, then the scales as the micro-kernel wants them. kQuantBytes
-// spans both, so that one group is one run of memory. Formats of one kind and dot product share one
-// staged form.
+// Unpacked groups: eight planes of bytes, then the scales as the micro-kernel wants them.
+// kQuantBytes spans both, so that one group is one run of memory. Formats of one kind and dot
+// product share one staged form.
 template <class Dot>
 struct StagedAffine : ByteQuants {
   static constexpr bool kPacked = false;
@@ -224,7 +224,8 @@ template <class Format>
 void stage_groups(const Tile& tile, int begin, int end, std::uint8_t* stage) {
   using To = Staged<Format>;
   for (int group = begin; group < end; ++group, stage += To::kQuantBytes) {
-    const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
+    const std::uint8_t* quants =
+        tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
     unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
       constexpr int j = decltype(quad)::value;
       b64_store(stage + 64 * j, Format::template quad<j>(quants));
@@ -317,7 +318,8 @@ void multiply_block(const Matmul& m, int first, int last) {
         const int count = next_tokens(tokens - t, kStagedTokens);
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
         for (int line = 0; line < step && next < next_end; ++line, next += 64) prefetch(next);
-        accumulate_some<Staged<Format>, kStagedTokens>(count, staged, 0, end - begin, from, acc + t);
+        accumulate_some<Staged<Format>, kStagedTokens>(count, staged, 0, end - begin, from,
+                                                       acc + t);
         t += count;
       }
     }

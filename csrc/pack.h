@@ -2,8 +2,8 @@
 //
 // A matrix (rows = out, cols = in) is cut into tiles of 16 rows; the last one is padded with zero
 // rows. A tile is one contiguous run of `tile_bytes` bytes (a multiple of 64). Within a tile the
-// columns go in order, in groups of 32; pack.cpp describes the bytes of each type. The layout is the
-// same on every instruction set and keeps every bit of information of the file: no weight is
+// columns go in order, in groups of 32; tile_layout.h describes the bytes of each type. The layout
+// is the same on every instruction set and keeps every bit of information of the file: no weight is
 // requantised, block scales stay f16 (or their integer sub-scales unpacked to bytes).
 #pragma once
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quantize.h"
+#include "simd.h"
 
 namespace tidemill::TIDEMILL_ISA {
 namespace {

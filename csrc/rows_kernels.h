@@ -6,7 +6,7 @@ namespace tidemill {
 enum class ActivationKind : int { silu = 0, gelu_tanh = 1, gelu = 2 };
 inline constexpr int kActivationKinds = 3;
 
-// `n` is any count >= 0; `out` may be an input (the same elements), and overlaps it in no other way.
+// `n` is any count >= 0; `out` may be an input (the same elements) and overlaps it in no other way.
 struct RowKernels {
   // out = x / sqrt(mean(x^2) + eps) * weight
   void (*rms_norm)(const float* x, const float* weight, int n, float eps, float* out);

@@ -33,7 +33,7 @@ Item smallest_prefix(std::span<Item> items, double target) {
   Item* low = items.data();
   Item* high = low + items.size();
   double mass = 0.0;  // of everything before `low`
-  // The bound on the rounds only matters for inputs made to defeat the pivot; the sort below ends it.
+  // The bound on the rounds only matters for inputs made to defeat the pivot; the sort ends it.
   for (int round = 0; high - low > 32 && round < 64; ++round) {
     Item* middle = low + (high - low) / 2;
     if (before(*middle, *low)) std::swap(*middle, *low);
@@ -140,7 +140,9 @@ struct Sampler::Scratch {
   std::vector<Item> selection;          // a copy of some of them to order
   std::vector<double> histogram;        // of their weights by key
 
-  std::int32_t size_of(std::int32_t block) const { return std::min(kBlock, vocab - block * kBlock); }
+  std::int32_t size_of(std::int32_t block) const {
+    return std::min(kBlock, vocab - block * kBlock);
+  }
 
   // Fills `maxima` and gives the maximum; `finite` says whether every logit is.
   float block_maxima(const float* x, bool& finite) {
@@ -316,7 +318,9 @@ struct Sampler::Scratch {
     std::int32_t last = first;
     // Rounding may keep the running sum below the target: then the block's last token it is.
     const std::int32_t n = size_of(last_block);
-    for (std::int32_t i = 0; i < n; ++i) keys[static_cast<std::size_t>(i)] = (x[first + i] - maximum) * scale;
+    for (std::int32_t i = 0; i < n; ++i) {
+      keys[static_cast<std::size_t>(i)] = (x[first + i] - maximum) * scale;
+    }
     passes.exponentials(keys.data(), n, masses.data());
     for (std::int32_t i = 0; i < n; ++i) {
       const float p = masses[static_cast<std::size_t>(i)];
@@ -419,7 +423,8 @@ RowResult Sampler::sample(const float* logits, const SamplingRow& row,
   float maximum = raw_maximum;
   const float* x = s.adjust(logits, row, history, bias_ids, bias);
   if (x != logits) {
-    maximum = s.block_maxima(x, finite);  // forbidden tokens are -inf: only the maximum must be finite
+    // Forbidden tokens are -inf: only the maximum must be finite.
+    maximum = s.block_maxima(x, finite);
     if (!std::isfinite(maximum)) {
       result.status = RowStatus::kNothingLeft;
       return result;

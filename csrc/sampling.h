@@ -58,7 +58,7 @@ inline constexpr float kGreedyBelow = 1e-3F;
 struct RowResult {
   std::int32_t token;
   float logprob;
-  std::int32_t rank;  // 1 + the number of tokens that come before it (greater, or equal and lower id)
+  std::int32_t rank;  // 1 + the number of tokens before it (greater, or equal and of lower id)
   RowStatus status;
 };
 

@@ -1,9 +1,10 @@
 // The vector operations that kernels are written over, specialised for one instruction set.
 //
-// Included by kernels.inl.h only, inside a unit that defines TIDEMILL_ISA (the namespace) and one of
-// TIDEMILL_ISA_{PORTABLE,AVX2,AVX512,NEON}. There is one vector width for all: 16 lanes, i.e. one
-// 512-bit register, two of 256 bits or four of 128. So a kernel reads the same everywhere, sums are
-// folded in the same order everywhere, and two-wide types hide latency where registers are short.
+// For units that are compiled with TIDEMILL_ISA (the namespace) and one of
+// TIDEMILL_ISA_{PORTABLE,AVX2,AVX512,NEON} defined; kernels.h says how. There is one vector width
+// for all: 16 lanes, i.e. one 512-bit register, two of 256 bits or four of 128. So a kernel reads
+// the same everywhere, sums are folded in the same order everywhere, and two-wide types hide
+// latency where registers are short.
 //
 //   f32x16   16 floats          i32x16   16 int32          mask16   16 truth values
 //   b64      64 bytes: for each of 16 rows 4 bytes (row r owns bytes 4r..4r+3)
@@ -11,7 +12,7 @@
 // Each simd_<isa>.h defines, as free functions (f = f32x16, i = i32x16, b = b64, m = mask16):
 //
 //   f32_splat(x) f32_zero() f32_load(p) f32_load_n(p, n) f32_store(p, f) f32_store_n(p, f, n)
-//       _n: the first n lanes only, 0 <= n <= 16; loads fill the rest with zero. No alignment needed.
+//       _n: the first n lanes only, 0 <= n <= 16; loads fill the rest with zero. Any alignment.
 //   f32_load_f16(p) f32_load_bf16(p) f32_store_f16(p, f)          16 halves at a const uint16_t*
 //   operators + - * / on f; fma(a, b, c) = a * b + c (one rounding, except on portable)
 //   min(a, b) max(a, b) abs(f) sqrt(f)
@@ -28,8 +29,9 @@
 //   store_i8(p, i): 16 int32 in [-128, 127] as 16 bytes
 //   prefetch(p)
 //
-// kDirectTokens, kStagedTokens, kFloatTokens: how many tokens a micro-kernel of matmul.inl.h takes at
-// once, from the number of registers; and the integer dot products over one group of 32 columns (see the files):
+// kDirectTokens, kStagedTokens, kFloatTokens: how many tokens a micro-kernel of matmul.inl.h takes
+// at once, from the number of registers; and the integer dot products over one group of 32 columns
+// (see the files):
 //
 //   DotU<max>   bytes of weights in [0, max]
 //   DotS        bytes of weights in [-128, 127]
@@ -37,7 +39,7 @@
 #pragma once
 
 #ifndef TIDEMILL_ISA
-#error "simd.h is specialised per instruction set: include it through kernels.inl.h"
+#error "simd.h is specialised per instruction set: see kernels.h"
 #endif
 
 #include <cmath>

@@ -216,7 +216,9 @@ TIDEMILL_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 // it. Lanes are then widened to int32 in pairs.
 
 // Low or high int16 of each int32 lane, sign-extended.
-TIDEMILL_INLINE RawI32 low_half(RawI32 v) { return bits_as<RawI32>(bits_as<RawU32>(v) << 16) >> 16; }
+TIDEMILL_INLINE RawI32 low_half(RawI32 v) {
+  return bits_as<RawI32>(bits_as<RawU32>(v) << 16) >> 16;
+}
 TIDEMILL_INLINE RawI32 high_half(RawI32 v) { return v >> 16; }
 
 // Low or high byte of each int16 lane, sign-extended.

@@ -4,6 +4,8 @@
 // matters, tested against double precision. NaN goes in, NaN comes out.
 #pragma once
 
+#include "simd.h"
+
 namespace tidemill::TIDEMILL_ISA {
 namespace {
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from support.cpu_backend import ISAS, both_runners, q8_0_tensor
 from support.programs import random_weights
 from support.tiny_models import relative_error
 from tidemill.backends.base import KVCacheSpec
+from tidemill.backends.cpu.runner import CpuRunner
+from tidemill.backends.reference import ReferenceRunner
 from tidemill.program.graph import Graph, Tensor, gelu, gelu_tanh, silu, softcap
 from tidemill.program.ops import RopeSpec
 from tidemill.weights.base import WeightTensor
@@ -110,6 +114,50 @@ def test_gated_products_of_one_and_two_matrices(width, quantised):
         return g.logits(x + g.linear(gelu_tanh(gate) * up, "down"), "output")
 
     agree(fn, weights, tolerance=0.03 if quantised else CLOSE)
+
+
+def gated_runners(width: int, **options: Any) -> tuple[CpuRunner, ReferenceRunner]:
+    """A gate whose result goes straight into quantised blocks, and little else."""
+    d = 64
+    shapes = {**head(d), "gate.weight": (width, d), "up.weight": (width, d)}
+    weights = random_weights({**shapes, "down.weight": (d, width)})
+    for name in ("gate.weight", "up.weight", "down.weight"):
+        weights[name] = q8_0_tensor(name, weights[name].dequantize())
+
+    def fn(g: Graph) -> Tensor:
+        x = g.embed("token_embd")
+        gated = silu(g.linear(x, "gate")) * g.linear(x, "up")
+        return g.logits(x + g.linear(gated, "down"), "output")
+
+    return both_runners(fn, weights, **options)
+
+
+def test_gates_of_many_rows_and_uneven_columns_whatever_the_threads():
+    """More rows than one block of the gate's scratch holds, and a last item of fewer columns."""
+    tokens = np.random.RandomState(4).randint(0, VOCAB, 300)
+    options = {"max_batch_tokens": 300, "max_logit_rows": 300, "kv": KVCacheSpec(40, 8, "f32")}
+    found = []
+    for threads in (1, 2, 5):
+        cpu, reference = gated_runners(416, threads=threads, **options)
+        found += [run_tokens(cpu, tokens, chunks) for chunks in ([300], [299, 1])]
+        cpu.close()
+    wanted = run_tokens(reference, tokens, [64, 64, 64, 64, 44])
+    assert relative_error(found[0], wanted) < 0.03
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def test_a_gate_takes_no_more_scratch_than_a_block_of_both_halves_and_a_row():
+    """128 KiB of intermediate is what shares the second-level cache with weights and input."""
+
+    def scratch(threads: int) -> int:
+        cpu, _ = gated_runners(4096, threads=threads)
+        taken = cpu.allocated_bytes()[2]
+        cpu.close()
+        return taken
+
+    replica = 2 * (64 + 4096) // 32 * 44
+    assert 64 << 10 < scratch(3) - scratch(2) <= (128 << 10) + 128 * 4 + replica + 64
 
 
 def test_matrices_of_different_types_read_one_value():

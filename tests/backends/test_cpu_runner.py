@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import mmap
 import os
 import threading
@@ -23,6 +24,9 @@ from tidemill.backends.cpu.runner import CpuRunner, release_pages
 from tidemill.models import Model, load_model
 from tidemill.weights import open_checkpoint
 from tidemill.weights.base import CheckpointError, TensorType, WeightTensor
+
+# The package's name `build` is the function in it.
+build_module = importlib.import_module("tidemill.backends.cpu.build")
 
 GOOD = make_batch([Chunk([5, 6, 7], 0, [3]), Chunk([8], 9, [0, 1])], [2, 3])
 
@@ -145,7 +149,7 @@ def test_one_wrong_number_is_run_or_refused(runner, field, index, value):
 
 def test_copying_blocks_checks_all_pairs_first(runner: CpuRunner) -> None:
     before = np.array(runner.forward(GOOD))
-    for pair in ((0, 4), (-1, 0), (4, 4)):
+    for pair in ((0, 4), (-1, 0), (4, 4), (2**40, 0), (0, -(2**40)), (2**32, 2**32 + 1)):
         with pytest.raises(ValueError, match="KV block"):
             runner.copy_blocks([(1, 3), pair])
     runner.copy_blocks([])
@@ -178,10 +182,19 @@ def test_the_plan_is_what_is_taken(case: TinyCase, threads: int, tmp_path: Path)
         ({"kv": KVCacheSpec(4, 24)}, "block size 24"),
         ({"kv": KVCacheSpec(4, 512)}, "block size 512"),
         ({"kv": KVCacheSpec(4, 16, "f64")}, "f64"),  # type: ignore[arg-type]
-        ({"max_batch_tokens": 0}, "at least 1"),
-        ({"max_logit_rows": 0}, "at least 1"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens must be at least 1"),
+        ({"max_logit_rows": 0}, "max_logit_rows must be at least 1"),
         ({"threads": 0}, "threads"),
         ({"threads": 100000}, "threads"),
+        # Beyond what the executor counts with, and beyond what it can be handed at all.
+        ({"kv": KVCacheSpec(2**31, 16)}, "KV blocks"),
+        ({"kv": KVCacheSpec(2**70, 16)}, "KV blocks"),
+        ({"kv": KVCacheSpec(4, 2**70)}, "block size"),
+        ({"kv": KVCacheSpec(4, -(2**70))}, "block size"),
+        ({"max_batch_tokens": 2**21}, "max_batch_tokens .* at most"),
+        ({"max_batch_tokens": 10**5000}, "max_batch_tokens .* at most"),
+        ({"max_logit_rows": 2**40}, "max_logit_rows .* at most"),
+        ({"threads": 2**70}, "threads"),
     ],
 )
 def test_limits_that_make_no_sense(model: Model, changes: dict[str, Any], message: str) -> None:
@@ -200,10 +213,8 @@ def test_a_matrix_that_cannot_be_packed_is_named(model: Model) -> None:
     fake = WeightTensor("q", TensorType.Q4_0, (64, 65), np.zeros(0, np.uint8))
     assert odd.shape == (64, 64)
     sources["blk.0.attn_q.weight"] = fake
-    from tidemill.backends.cpu.build import build
-
     with pytest.raises(CheckpointError, match=r"blk\.0\.attn_q\.weight.*Q4_0"):
-        build(
+        build_module.build(
             model.program, sources, kv=KVCacheSpec(4, 16), max_batch_tokens=8, max_logit_rows=2,
             threads=1,
         )  # fmt: skip
@@ -214,6 +225,35 @@ def test_more_memory_than_there_is(model: Model) -> None:
     assert cpu.plan(model, kv=kv, threads=1).kv > 2**47
     with pytest.raises((MemoryError, ValueError)):
         cpu.compile(model, kv=kv, threads=1)
+
+
+def test_a_program_is_lowered_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizing a cache plans several times before it compiles; lowering is what takes time in it."""
+    seen: list[object] = []
+    lower = build_module.lower
+    monkeypatch.setattr(build_module, "_last", None)
+    monkeypatch.setattr(build_module, "lower", lambda *args: seen.append(args) or lower(*args))
+    plans = [cpu.plan(model, kv=KVCacheSpec(n, 16), threads=2) for n in (4, 8)]
+    runner = cpu.compile(model, kv=KVCacheSpec(8, 16), threads=2)
+    assert len(seen) == 1
+    assert plans[1].kv == 2 * plans[0].kv
+    assert (plans[1].weights, plans[1].kv, plans[1].scratch) == runner.allocated_bytes()
+    runner.close()
+
+    # The same program over weights of another type is another matter.
+    sources = dict(model.weights.sources)
+    up = sources["blk.0.ffn_up.weight"]
+    sources["blk.0.ffn_up.weight"] = WeightTensor(
+        "up", TensorType.Q8_0, up.shape, np.zeros(0, np.uint8)
+    )
+    limits: dict[str, Any] = {
+        "kv": KVCacheSpec(4, 16), "max_batch_tokens": 8, "max_logit_rows": 2, "threads": 2,
+    }  # fmt: skip
+    build = build_module.build
+    other = build(model.program, sources, **limits).executor
+    same = build(model.program, model.weights.sources, **limits).executor
+    assert len(seen) == 3
+    assert other.weight_bytes < same.weight_bytes
 
 
 def test_progress_counts_up_to_everything(model: Model) -> None:

@@ -287,7 +287,7 @@ def test_bad_input_is_refused() -> None:
     x = activations(2, 64)
     with pytest.raises(ValueError, match="columns"):
         matrix.matmul(activations(2, 32))
-    with pytest.raises(ValueError, match="available_isas"):
+    with pytest.raises(ValueError, match=r"sse9.*portable"):
         matrix.matmul(x, "sse9")
     with pytest.raises(ValueError, match="tiles"):
         matrix.matmul(x, tiles=(0, 2))

@@ -1,6 +1,6 @@
 // The AVX-512 intrinsics that simd_avx512.h uses, for a CPU with AVX2 only: lane by lane, from the
 // instruction set reference. Each name is redirected by a macro after the compiler's own header, so
-// that csrc/kernels_avx512.cpp compiles unchanged and its logic can be tested anywhere.
+// that csrc/simd_avx512.h compiles unchanged and its logic can be tested anywhere.
 #pragma once
 
 #include <immintrin.h>

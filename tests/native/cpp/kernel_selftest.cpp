@@ -23,7 +23,7 @@
 
 #ifdef TIDEMILL_EMULATED_AVX512
 namespace tidemill {
-extern const KernelTable kAvx512Kernels;
+namespace avx512 { extern const KernelTable kKernels; }
 }
 #endif
 
@@ -278,21 +278,17 @@ int main(int argc, char** argv) {
   const KernelTable* const* tables = available_kernels(&count);
   try {
 #ifdef TIDEMILL_EMULATED_AVX512
-    check_table(kAvx512Kernels);
+    check_table(avx512::kKernels);
     return 0;
 #endif
     if (argc == 1) {
       for (int i = 0; i < count; ++i) check_table(*tables[i]);
     }
-    for (int i = 1; i < argc; ++i) {
-      const KernelTable* table = find_kernels(argv[i]);
-      if (table == nullptr) {
-        std::fprintf(stderr, "no kernels named '%s' on this CPU\n", argv[i]);
-        return 1;
-      }
-      check_table(*table);
-    }
+    for (int i = 1; i < argc; ++i) check_table(kernels_named(argv[i]));
   } catch (const Failure&) {
+    return 1;
+  } catch (const std::invalid_argument& error) {
+    std::fprintf(stderr, "%s\n", error.what());
     return 1;
   }
   return 0;

@@ -17,6 +17,7 @@ from tidemill.backends.cpu.instructions import (
     HeadTransform,
     Input,
     Instruction,
+    Lowered,
     Place,
     Product,
     RopeAngles,
@@ -28,10 +29,15 @@ from tidemill.backends.cpu.lowering import GROUP, WeightInfo, lower
 from tidemill.backends.cpu.memory import Sizes, map_memory
 from tidemill.program.ops import ActivationKind, Program
 from tidemill.program.passes import optimise
-from tidemill.weights.base import CheckpointError
+from tidemill.weights.base import CheckpointError, TensorType
 
 # Rows up to which threads quantise for themselves instead of meeting at a barrier.
 SMALL_ROWS = 2
+
+# Far above what any machine can use; the executor counts rows and blocks in 32 bits.
+_MOST_ROWS = 1 << 20
+_MOST_BLOCKS = (1 << 31) - 1
+_MOST_THREADS = 1024
 
 _KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 2}
 _ACTIVATIONS: dict[ActivationKind, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
@@ -62,9 +68,37 @@ def build(
     no sense."""
     if kv.dtype not in _KV_TYPES:
         raise ValueError(f"unknown KV dtype {kv.dtype!r}; use one of {', '.join(_KV_TYPES)}")
-    return _Builder(
-        optimise(program), weights, kv, max_batch_tokens, max_logit_rows, threads, isa
-    ).built
+    for name, value, most in (
+        ("KV blocks", kv.n_blocks, _MOST_BLOCKS),
+        ("KV block size", kv.block_size, _MOST_ROWS),
+        ("max_batch_tokens", max_batch_tokens, _MOST_ROWS),
+        ("max_logit_rows", max_logit_rows, _MOST_ROWS),
+        ("threads", threads, _MOST_THREADS),
+    ):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} must be at least 1 and at most {most}")
+    return _Builder(program, weights, kv, max_batch_tokens, max_logit_rows, threads, isa).built
+
+
+@dataclass(frozen=True, slots=True)
+class _LastLowered:
+    program: Program
+    weights: dict[str, tuple[TensorType, tuple[int, ...]]]
+    lowered: Lowered
+
+
+_last: _LastLowered | None = None
+
+
+def _lower(program: Program, weights: Mapping[str, WeightInfo]) -> Lowered:
+    """The optimised program's instructions. The last ones are kept: whoever sizes a KV cache
+    plans the same program several times before it compiles it, and lowering takes longest."""
+    global _last
+    kinds = {name: (info.type, info.shape) for name, info in weights.items()}
+    last = _last
+    if last is None or last.program is not program or last.weights != kinds:
+        last = _last = _LastLowered(program, kinds, lower(optimise(program), weights))
+    return last.lowered
 
 
 class _Builder:
@@ -79,7 +113,7 @@ class _Builder:
         isa: str,
     ) -> None:
         self.weights = weights
-        lowered = lower(program, weights)
+        lowered = _lower(program, weights)
         sizes = Sizes(
             max_tokens=max_batch_tokens,
             max_logits=max_logit_rows,
@@ -153,7 +187,7 @@ class _Builder:
             spec = rotation.spec
             place = Place(rotation.angles, 0, rotation.angles.width)
             self.rotations[rotation] = self.executor.add_rope_table(
-                spec.inv_freq, spec.magnitude, spec.style == "interleaved", self._view(place)
+                len(spec.inv_freq), spec.style == "interleaved", self._view(place)
             )
         return self.rotations[rotation]
 
@@ -182,7 +216,10 @@ class _Builder:
         add = self.executor
         match instruction:
             case RopeAngles():
-                add.rope_angles("rope angles", barriers, self._rotation(instruction.rotation))
+                rotation = instruction.rotation
+                spec = rotation.spec
+                table = self._rotation(rotation)
+                add.rope_angles("rope angles", barriers, table, spec.inv_freq, spec.magnitude)
             case EmbedRows():
                 table = self._table(instruction.weight)
                 view = self._view(instruction.out)
@@ -229,12 +266,11 @@ class _Builder:
         gate = None
         if product.gate is not None:
             out = product.gate.out
-            quantised = isinstance(out, Blocks)
             gate = _native.ProductGate(
                 _ACTIVATIONS[product.gate.kind],
                 product.gate.width,
                 self._blocks(out) if isinstance(out, Blocks) else None,
-                None if quantised or isinstance(out, Blocks) else self._view(out),
+                self._view(out) if isinstance(out, Place) else None,
             )
         self.executor.product(
             "+".join(product.weights), barriers, _domain(product.domain),

@@ -8,7 +8,7 @@ threads run through it at different speeds.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidemill.backends.cpu.instructions import (
@@ -135,9 +135,3 @@ def _conflict(old: Access, new: Access, ranges: dict[Memory, tuple[int, int]]) -
     # The same rows of the same buffer stay with the same thread.
     own = old.memory is new.memory and old.by_rows is not None and old.by_rows == new.by_rows
     return not own
-
-
-def total_barriers(barriers: Iterable[tuple[bool, bool]]) -> tuple[int, int]:
-    """How often threads meet in a large and in a small step (attention's own apart)."""
-    large, small = zip(*barriers, strict=True)
-    return sum(large), sum(small)
