@@ -69,6 +69,8 @@ def actions(draw):
             "best_of": draw(st.sampled_from([None, None, None, n + 1])),
             "max_tokens": draw(st.sampled_from([0, 1, 3, 8, 25])),
             "prompt_logprobs": draw(st.sampled_from([None, None, None, 1])),
+            "logprobs": draw(st.sampled_from([None, None, 2])),
+            "echo": draw(st.sampled_from([False, False, True])),
             "stop_token_ids": draw(st.sampled_from([(), (), (5,)])),
             # Faulty tokens may only come in prompts, so that the outcome is known beforehand.
             "logit_bias": {POISON: -100.0, NAN: -100.0},
@@ -170,7 +172,9 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
             assert not result.samples or not faulty
             continue
         assert sorted(result.samples) == list(range(r.params.n))
-        if r.params.prompt_logprobs is not None and result.prompt is not None:
+        if result.prompt is not None:
+            assert (result.prompt.logprobs is None) == (r.params.prompt_scores is None)
+        if r.params.prompt_scores is not None and result.prompt is not None:
             reported = [entry and entry[0].token_id for entry in result.prompt.logprobs]
             assert reported == [None, *r.prompt_token_ids[1:]]
         for sample in result.samples.values():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.engine.params import SamplingParams
@@ -131,4 +130,3 @@ class EngineStats:
     failures: int = 0
     started: int = 0
     queue_seconds: float = 0.0
-    extra: Mapping[str, float] = field(default_factory=dict)

@@ -328,8 +328,10 @@ class Engine:
             may_stop = sequence.n_output >= group.params.min_tokens
             text, stop = output.push(token, may_stop=may_stop)
             ended = stop is not None
-        event = TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs)
-        (self._events if group.held is None else group.held[sequence.index]).append(event)
+        self._tell(
+            sequence,
+            TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs),
+        )
         if ended or not sequence.may_grow:
             tail = ""
             if output is not None and not isinstance(stop, str):
@@ -348,11 +350,18 @@ class Engine:
         self._scheduler.remove(sequence)
         sequence.finished = True
         total = sequence.cumulative_logprob if group.params.wants_logprobs else None
-        event = FinishEvent(group.request.id, sequence.index, reason, text, stop_reason, total)
-        (self._events if group.held is None else group.held[sequence.index]).append(event)
+        self._tell(
+            sequence,
+            FinishEvent(group.request.id, sequence.index, reason, text, stop_reason, total),
+        )
         if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
             self._close(group)
             self._release_best(group)
+
+    def _tell(self, sequence: Sequence, event: TokenEvent | FinishEvent) -> None:
+        """Give an event out, or keep it until the samples are ranked."""
+        held = sequence.group.held
+        (self._events if held is None else held[sequence.index]).append(event)
 
     def _release_best(self, group: Group) -> None:
         """Tell of the n best samples, by mean log-probability per token, once all are done."""
@@ -362,9 +371,7 @@ class Engine:
             group.samples, key=lambda s: (-s.cumulative_logprob / max(1, s.n_output), s.index)
         )
         for index, sample in enumerate(ranking[: group.params.n]):
-            for event in group.held[sample.index]:
-                assert isinstance(event, TokenEvent | FinishEvent)
-                self._events.append(replace(event, index=index))
+            self._events += [replace(event, index=index) for event in group.held[sample.index]]
 
     def _fail(self, group: Group, message: str) -> None:
         if not group.closed:

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.engine.base import Event, Request, TokenLogprob
+from tidemill.engine.base import FinishEvent, Request, TokenEvent, TokenLogprob
 from tidemill.engine.kv_blocks import block_hash, root_hash
 from tidemill.engine.output import OutputText
 
@@ -48,7 +48,7 @@ class Group:
         self.cached_tokens = 0
         self.prompt_logprobs: list[tuple[TokenLogprob, ...] | None] = []
         self.samples: list[Sequence] = []
-        self.held: list[list[Event]] | None = (
+        self.held: list[list[TokenEvent | FinishEvent]] | None = (
             [[] for _ in range(params.n_samples)] if params.ranks_samples else None
         )
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tidemill.engine.base import (
@@ -89,6 +89,15 @@ class RequestOutput:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How many tokens and pieces of text of a sample, and whether its end, was handed out."""
+
+    tokens: int = 0
+    texts: int = 0
+    ended: bool = False
+
+
 class OutputBuilder:
     """Gathers the events of one request into its ``RequestOutput``."""
 
@@ -104,7 +113,7 @@ class OutputBuilder:
         self._tokenizer = tokenizer
         self._params = params
         self._text: list[list[str]] = [[] for _ in range(params.n)]
-        self._fresh = _Fresh.of(params.n)
+        self._told = [_Told()] * params.n
         self.output = RequestOutput(
             request_id=request_id,
             prompt=prompt,
@@ -137,52 +146,28 @@ class OutputBuilder:
 
     def snapshot(self) -> RequestOutput:
         """All there is so far; later events do not change it."""
-        now = self.output
-        return RequestOutput(
-            now.request_id,
-            now.prompt,
-            now.prompt_token_ids,
-            [self._copy(out, 0, "".join(self._text[out.index])) for out in now.outputs],
-            now.finished,
-            _copy_metrics(now.metrics),
-            now.num_cached_tokens,
-            now.prompt_logprobs,
-            now.error,
-        )
+        return self._shown([self._part(out, _Told()) for out in self.output.outputs])
 
     def delta(self) -> RequestOutput:
         """What is new since the last call: only outputs with news, with only their new tokens."""
-        now, fresh = self.output, self._fresh
         outputs = []
-        for out in now.outputs:
-            texts = self._text[out.index]
-            start, first = fresh.tokens[out.index], fresh.texts[out.index]
-            ended = out.finished and not fresh.ended[out.index]
-            if len(out.token_ids) > start or len(texts) > first or ended:
-                outputs.append(self._copy(out, start, "".join(texts[first:])))
-                fresh.tokens[out.index], fresh.texts[out.index] = len(out.token_ids), len(texts)
-                fresh.ended[out.index] = out.finished
-        return RequestOutput(
-            now.request_id,
-            now.prompt,
-            now.prompt_token_ids,
-            outputs,
-            now.finished,
-            _copy_metrics(now.metrics),
-            now.num_cached_tokens,
-            now.prompt_logprobs,
-            now.error,
-        )
+        for out, told in zip(self.output.outputs, self._told, strict=True):
+            now = _Told(len(out.token_ids), len(self._text[out.index]), out.finished)
+            if now != told:
+                outputs.append(self._part(out, told))
+                self._told[out.index] = now
+        return self._shown(outputs)
 
-    def _copy(self, out: CompletionOutput, start: int, text: str) -> CompletionOutput:
-        return CompletionOutput(
-            out.index,
-            text,
-            out.token_ids[start:],
-            out.cumulative_logprob,
-            None if out.logprobs is None else out.logprobs[start:],
-            out.finish_reason,
-            out.stop_reason,
+    def _shown(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        return replace(self.output, outputs=outputs, metrics=replace(self.output.metrics))
+
+    def _part(self, out: CompletionOutput, told: _Told) -> CompletionOutput:
+        """What ``out`` has beyond what was told."""
+        return replace(
+            out,
+            text="".join(self._text[out.index][told.texts :]),
+            token_ids=out.token_ids[told.tokens :],
+            logprobs=None if out.logprobs is None else out.logprobs[told.tokens :],
         )
 
     def _token(self, event: TokenEvent, now: float) -> None:
@@ -251,26 +236,3 @@ class OutputBuilder:
             )
             for e in entries
         }
-
-
-@dataclass(slots=True)
-class _Fresh:
-    """Per sample: how many tokens and pieces of text, and whether its end, was handed out."""
-
-    tokens: list[int]
-    texts: list[int]
-    ended: list[bool]
-
-    @staticmethod
-    def of(n: int) -> _Fresh:
-        return _Fresh([0] * n, [0] * n, [False] * n)
-
-
-def _copy_metrics(metrics: RequestMetrics) -> RequestMetrics:
-    return RequestMetrics(
-        metrics.arrival_time,
-        metrics.prompt_done_time,
-        metrics.first_token_time,
-        metrics.last_token_time,
-        metrics.finished_time,
-    )
