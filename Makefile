@@ -10,13 +10,15 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run models dev test lint types unit native oracles slow sanitize arm64 \
-        bench clean
+        bench bench-peers clean
 
 help:
 	@echo "make run [PROMPT=...] [MODEL=...]  set everything up and answer a prompt"
 	@echo "make test                          lint, types, import contracts and all tests"
 	@echo "make slow                          sanitizers and emulated arm64 (needs apt packages)"
 	@echo "make bench                         speed against llama.cpp in the same run"
+	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5]"
+	@echo "                                   speed against every peer (hours; large downloads)"
 	@echo "make oracles                       recompute the recorded expectations (large downloads)"
 
 # ---- the package ------------------------------------------------------------------------------
@@ -74,9 +76,14 @@ sanitize: dev
 arm64:
 	bash tests/native/arm64.sh
 
+# Peers are built and installed on first use, outside the tree ($TIDEMILL_PEERS).
+ROUNDS ?= 5
+BENCH  := $(BIN)/python benchmarks/against_peers.py
 bench: dev models
-	bash benchmarks/peers/llama_cpp.sh
-	$(BIN)/python benchmarks/against_llama_cpp.py
+	$(BENCH) --peers llama.cpp --rounds 3 --work "[sg]*/prefill, [sg]*/decode*"
+
+bench-peers: dev models
+	$(BENCH) --peers "$(PEERS)" --rounds $(ROUNDS) $(if $(WORK),--work "$(WORK)")
 
 clean:
 	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Tidemill against its peers: what is measured, how rounds are run, how they are reported."""
