@@ -36,7 +36,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TextIO
 
 Settings = dict[str, Any]
 Figures = dict[str, float]
@@ -192,9 +192,11 @@ class ApiPeer(Peer):
 
     def answer(self, model: Model, work: Work, threads: int, settings: Settings) -> None:
         """What a fresh process does for "start" and "memory": load, and one short answer."""
+        said = _own_output()
         self.load(model, threads, settings, Limits.of(work))
         self.timed_generate(prompts_of(work, model, seed=1), 1)
-        print("first token", flush=True)
+        said.write("first token\n")
+        said.flush()
 
 
 def prompts_of(work: Work, model: Model, seed: int) -> list[list[int]]:
@@ -291,9 +293,7 @@ def main(peer: Peer) -> None:
 
 
 def _serve(peer: Peer) -> None:
-    # Answers go to the real standard output; whatever a library prints goes to standard error.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answers = _own_output()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends us
     for line in sys.stdin:
         request = json.loads(line)
@@ -316,6 +316,13 @@ def _handle(peer: Peer, request: dict[str, Any]) -> Any:
     return peer.measure(
         model, work, request["threads"], request["settings"], _as(Limits, request["limits"])
     )
+
+
+def _own_output() -> TextIO:
+    """Standard output for us alone: whatever a library prints there goes to standard error."""
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return own
 
 
 def _this_program() -> list[str]:

@@ -19,7 +19,7 @@ with state.open("a") as log:
 
 def answer(request):
     if request["op"] == "hello":
-        slow = behaviour == "slow start"
+        slow = behaviour in ("slow start", "hangs")
         return {"name": "fake", "version": "1", "timed": "nothing", "wants": "gguf",
                 "slow_start": slow}  # fmt: skip
     if request["op"] == "variants":

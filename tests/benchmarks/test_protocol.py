@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from comparison.machine import load_between
+from comparison.worker import Worker
 from comparison.works import MODELS, WORKS, select
 from peers import PEERS, environments, module_of, protocol
 from peers.ggml_tools import batched_rows
@@ -103,6 +106,55 @@ def test_peak_memory_is_seen_though_it_was_given_back():
 def test_peak_memory_of_a_failing_process_is_an_error():
     with pytest.raises(RuntimeError, match="exit status 4"):
         peak_resident(script("import sys; sys.exit(4)"))
+
+
+NOISY = """
+import sys, time
+sys.path.insert(0, sys.argv.pop())
+from peers.protocol import ApiPeer, main
+
+class Noisy(ApiPeer):
+    name = timed = "noisy"
+    def version(self):
+        return "1"
+    def load(self, *_):
+        print("loading ...", flush=True)
+        time.sleep(0.3)
+    def generate(self, prompts, new_tokens):
+        print("generating ...", flush=True)
+        return [new_tokens for _ in prompts]
+
+main(Noisy())
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    return [sys.executable, str(tmp_path / "noisy.py")]
+
+
+def test_what_an_engine_prints_is_not_taken_for_its_first_token(noisy):
+    request = {
+        "model": asdict(MODEL), "work": asdict(Work("w", "start", 4, figures=("seconds",))),
+        "threads": 1, "settings": {},
+    }  # fmt: skip
+    command = [*noisy, "answer", json.dumps(request), str(BENCHMARKS)]
+    assert time_to_output(command) >= 0.3
+
+
+def test_what_an_engine_prints_is_not_taken_for_its_answer(noisy, tmp_path):
+    worker = Worker([*noisy, "serve", str(BENCHMARKS)], cwd=tmp_path, log=tmp_path / "log")
+    work = Work("w", "speed", 4, figures=("prefill",))
+    try:
+        figures = worker.ask(
+            {"op": "measure", "model": asdict(MODEL), "work": asdict(work), "threads": 1,
+             "settings": {}, "limits": {"context": 64, "streams": 1}}, 60
+        )  # fmt: skip
+    finally:
+        worker.close()
+    assert figures["prefill"] > 0
+    assert "loading ..." in (tmp_path / "log").read_text()
 
 
 def test_rates_are_read_from_the_table_of_llama_batched_bench():

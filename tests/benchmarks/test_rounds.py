@@ -123,10 +123,10 @@ def test_a_peer_that_dies_is_shown_with_its_last_words(peer):
 
 def test_a_peer_that_hangs_is_ended_with_its_children(peer, tmp_path):
     other = peer("other", "hangs")
-    records = run([other], works={"prefill": WORKS["prefill"]}, bounds=Bounds(1.0, 0.0))
-    assert records["prefill", "other"].error == "took longer than the limit of 1 s"
+    records = run([other], works={"prefill": WORKS["prefill"]}, bounds=Bounds(3.0, 0.0))
+    assert records["prefill", "other"].error == "took longer than the limit of 3 s"
     started = [int(line.split()[1]) for line in lines(tmp_path, "other") if "measure" not in line]
-    assert len(started) == 3  # that greeted, the one that measured, and its child
+    assert len(started) == 2  # the peer and its child
     until = time.monotonic() + 20
     while any(running(pid) for pid in started):
         assert time.monotonic() < until, "a process outlived its limit"
