@@ -15,6 +15,7 @@ import argparse
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ HERE = Path(__file__).resolve().parent
 
 def main() -> None:
     args = _arguments()
+    for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the peers' processes are ended
+        signal.signal(ending, lambda *_: sys.exit(1))
     chosen = select(args.work)
     names = _peers(args.peers)
     env = environment_of(args.threads, HERE)

@@ -24,6 +24,7 @@ time the forward passes alone.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -293,6 +294,7 @@ def main(peer: Peer) -> None:
 
 
 def _serve(peer: Peer) -> None:
+    _die_with_parent()
     answers = _own_output()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends us
     for line in sys.stdin:
@@ -316,6 +318,12 @@ def _handle(peer: Peer, request: dict[str, Any]) -> Any:
     return peer.measure(
         model, work, request["threads"], request["settings"], _as(Limits, request["limits"])
     )
+
+
+def _die_with_parent() -> None:
+    """The harness stops idle peers; if it is killed, they must not stay behind stopped (Linux)."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 def _own_output() -> TextIO:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -155,6 +157,30 @@ def test_what_an_engine_prints_is_not_taken_for_its_answer(noisy, tmp_path):
         worker.close()
     assert figures["prefill"] > 0
     assert "loading ..." in (tmp_path / "log").read_text()
+
+
+def test_a_stopped_peer_goes_when_the_harness_is_killed(noisy, tmp_path):
+    harness = f"""
+import os, sys, time
+sys.path.insert(0, {str(BENCHMARKS)!r})
+from pathlib import Path
+from comparison.worker import Worker
+worker = Worker({[*noisy, "serve", str(BENCHMARKS)]!r}, cwd=Path("."), log=Path("log"))
+worker.ask({{"op": "hello"}}, 60)
+worker.pause()
+print(worker._process.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen(script(harness), cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        peer = int(process.stdout.readline())
+        process.kill()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{peer}").exists():
+        if Path(f"/proc/{peer}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            break  # whoever adopted it has not waited for it yet
+        assert time.monotonic() < until, "a stopped peer was left behind"
+        time.sleep(0.02)
 
 
 def test_rates_are_read_from_the_table_of_llama_batched_bench():
