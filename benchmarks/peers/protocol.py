@@ -140,6 +140,7 @@ class ApiPeer(Peer):
 
     def __init__(self) -> None:
         self._loaded: tuple[object, ...] | None = None
+        self._warm: set[Work] = set()  # works that the engine loaded now has met
 
     def load(self, model: Model, threads: int, settings: Settings, limits: Limits) -> None:
         """Load the model in place of the one loaded before, if any."""
@@ -163,7 +164,12 @@ class ApiPeer(Peer):
             self._loaded = None
             self.load(model, threads, settings, limits)
             self._loaded = key
-            self.timed_generate(prompts_of(Work("warm", "speed", 64), model, seed=0), 4)
+            self._warm = set()
+        if work not in self._warm:
+            # Some engines make kernels for the shapes they meet; a long prompt is too dear for it.
+            shape = work if work.prompt <= 1024 else Work("warm", "speed", 512)
+            self.timed_generate(prompts_of(shape, model, seed=0), 4)
+            self._warm.add(work)
         totals = {"first": 0.0, "all": 0.0}
         for repeat in range(work.repeats):
             # Other prompts each time: whatever a prefix cache kept is of no use.
