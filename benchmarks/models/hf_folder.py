@@ -61,7 +61,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     config = _CONFIGS[architecture](checkpoint)
     _write_weights(checkpoint, architecture, config, partial / "model.safetensors")
     (partial / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(checkpoint.metadata["tokenizer.ggml.tokens"], partial)
+    _write_tokenizer(checkpoint.metadata.get("tokenizer.ggml.tokens", ()), partial)
     partial.rename(folder)
 
 
@@ -132,7 +132,7 @@ def _base(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
         "num_key_value_heads": get(f"{prefix}.attention.head_count_kv"),
         "max_position_embeddings": get(f"{prefix}.context_length"),
         "rms_norm_eps": get(f"{prefix}.attention.layer_norm_rms_epsilon"),
-        "vocab_size": len(checkpoint.metadata["tokenizer.ggml.tokens"]),
+        "vocab_size": checkpoint.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in checkpoint.tensors,
         "bos_token_id": get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": get("tokenizer.ggml.eos_token_id"),
@@ -169,6 +169,9 @@ def _gemma3(checkpoint: Checkpoint) -> dict[str, Any]:
     get = checkpoint.metadata.get
     layers = config["num_hidden_layers"]
     head_dim = get("gemma3.attention.key_length")
+    if get("gemma3.rope.scaling.type") == "linear":  # of the layers that attend to everything
+        factor = get("gemma3.rope.scaling.factor")
+        config["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     return config | {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -191,6 +194,8 @@ _CONFIGS: dict[str, Callable[[Checkpoint], dict[str, Any]]] = {"llama": _llama, 
 def _write_tokenizer(tokens: Any, folder: Path) -> None:
     from tokenizers import Tokenizer, models
 
+    if not len(tokens):
+        return
     vocabulary: dict[str, int] = {}
     for i, token in enumerate(map(str, tokens)):
         vocabulary[token if token not in vocabulary else f"{token}<{i}>"] = i
