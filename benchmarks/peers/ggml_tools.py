@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -136,14 +135,11 @@ def batched_rows(output: str) -> list[tuple[float, float]]:
 
 
 def run(command: Sequence[str]) -> str:
-    """Standard output of a tool, run in a folder of its own (some leave log files behind)."""
-    folder = tempfile.mkdtemp(prefix="peer-")
-    try:
+    """Standard output of a tool, run in a folder of its own: some leave log files behind."""
+    with tempfile.TemporaryDirectory(prefix="peer-") as folder:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
         )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     if done.returncode != 0:
         raise RuntimeError(
             f"{Path(command[0]).name}: exit status {done.returncode}: {tail(done.stderr)}"

@@ -32,6 +32,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -228,33 +229,35 @@ def process_figures(
 
 def time_to_output(command: Sequence[str], env: dict[str, str] | None = None) -> float:
     """Seconds from starting ``command`` to its first visible character on standard output."""
-    begin = time.perf_counter()
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, err, errors = process.stdout.fileno(), process.stderr.fileno(), b""
-        waiting = {out, err}
-        while waiting:
-            for ready in select.select(list(waiting), [], [])[0]:
-                data = os.read(ready, 65536)
-                if not data:
-                    waiting.discard(ready)
-                elif ready == err:
-                    errors = (errors + data)[-4000:]
-                elif data.strip():
-                    seconds = time.perf_counter() - begin
-                    process.kill()
-                    return seconds
+    with _elsewhere() as folder:
+        begin = time.perf_counter()
+        with subprocess.Popen(
+            command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stderr is not None
+            out, err, errors = process.stdout.fileno(), process.stderr.fileno(), b""
+            waiting = {out, err}
+            while waiting:
+                for ready in select.select(list(waiting), [], [])[0]:
+                    data = os.read(ready, 65536)
+                    if not data:
+                        waiting.discard(ready)
+                    elif ready == err:
+                        errors = (errors + data)[-4000:]
+                    elif data.strip():
+                        seconds = time.perf_counter() - begin
+                        process.kill()
+                        return seconds
     raise RuntimeError(f"printed nothing (exit status {process.returncode}): {tail(errors)}")
 
 
 def peak_resident(command: Sequence[str], env: dict[str, str] | None = None) -> int:
     """Peak resident bytes of ``command``'s process, by the kernel's own high-water mark."""
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=env,
+    with _elsewhere() as folder, subprocess.Popen(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:  # fmt: skip
         peak = 0
         while process.poll() is None:
@@ -270,6 +273,11 @@ def peak_resident(command: Sequence[str], env: dict[str, str] | None = None) -> 
     if process.returncode != 0:
         raise RuntimeError(f"exit status {process.returncode} while its memory was watched")
     return peak
+
+
+def _elsewhere() -> tempfile.TemporaryDirectory[str]:
+    """A folder to run tools in: some leave log files where they are started."""
+    return tempfile.TemporaryDirectory(prefix="peer-")
 
 
 def tail(errors: bytes) -> str:
