@@ -61,7 +61,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     config = _CONFIGS[architecture](checkpoint)
     _write_weights(checkpoint, architecture, config, partial / "model.safetensors")
     (partial / "config.json").write_text(json.dumps(config, indent=1))
-    _write_tokenizer(checkpoint.metadata.get("tokenizer.ggml.tokens", ()), partial)
+    _write_tokenizer(checkpoint.metadata, partial)
     partial.rename(folder)
 
 
@@ -191,16 +191,22 @@ def _gemma3(checkpoint: Checkpoint) -> dict[str, Any]:
 _CONFIGS: dict[str, Callable[[Checkpoint], dict[str, Any]]] = {"llama": _llama, "gemma3": _gemma3}
 
 
-def _write_tokenizer(tokens: Any, folder: Path) -> None:
+def _write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     from tokenizers import Tokenizer, models
 
-    if not len(tokens):
+    tokens = [str(token) for token in metadata.get("tokenizer.ggml.tokens", ())]
+    if not tokens:
         return
     vocabulary: dict[str, int] = {}
-    for i, token in enumerate(map(str, tokens)):
+    for i, token in enumerate(tokens):
         vocabulary[token if token not in vocabulary else f"{token}<{i}>"] = i
-    first = str(tokens[0])
-    Tokenizer(models.WordLevel(vocabulary, unk_token=first)).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": first})
+    Tokenizer(models.WordLevel(vocabulary, unk_token=tokens[0])).save(
+        str(folder / "tokenizer.json")
     )
+    special = {
+        f"{kind}_token": tokens[int(metadata[f"tokenizer.ggml.{kind}_token_id"])]
+        for kind in ("bos", "eos")
+        if f"tokenizer.ggml.{kind}_token_id" in metadata
+    }
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": tokens[0], **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))

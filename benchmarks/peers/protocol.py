@@ -168,8 +168,8 @@ class ApiPeer(Peer):
             self._warm = set()
         if work not in self._warm:
             # Some engines make kernels for the shapes they meet; a long prompt is too dear for it.
-            shape = work if work.prompt <= 1024 else Work("warm", "speed", 512)
-            self.timed_generate(prompts_of(shape, model, seed=0), 4)
+            shape = work if work.prompt <= 1024 else Work("warm", "speed", 512, generate=3)
+            self.timed_generate(prompts_of(shape, model, seed=0), min(4, shape.generate + 1))
             self._warm.add(work)
         totals = {"first": 0.0, "all": 0.0}
         for repeat in range(work.repeats):

@@ -50,6 +50,9 @@ class Tidemill(ApiPeer):
             [{"prompt_token_ids": ids} for ids in prompts],
             SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True),
         )
+        for output in outputs:
+            if output.error is not None:
+                raise RuntimeError(output.error)
         return [len(output.outputs[0].token_ids) for output in outputs]
 
     def measure(
