@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.environments import environment, root
-from peers.protocol import ApiPeer, Limits, Model, Settings, main, tail
+from peers.protocol import ApiPeer, Limits, Model, Settings, Work, main, tail
 
 
 class OnnxRuntimeGenAI(ApiPeer):
@@ -26,12 +26,15 @@ class OnnxRuntimeGenAI(ApiPeer):
     def install(self) -> Path:
         return environment(
             "onnxruntime-genai",
-            ["onnxruntime-genai==0.18.0", "onnx", "onnx-ir", "torch==2.13.0", "transformers",
-             "numpy", "safetensors"],
+            ["onnxruntime-genai==0.18.0", "onnx==1.23.2", "onnx-ir==1.1.0", "torch==2.13.0",
+             "transformers==5.24.0", "numpy", "safetensors"],
         )  # fmt: skip
 
     def version(self) -> str:
         return f"onnxruntime-genai {version('onnxruntime-genai')}"
+
+    def variants(self, model: Model, work: Work) -> list[Settings]:
+        return [{"weights": "its own int4"}]
 
     def load(self, model: Model, threads: int, settings: Settings, limits: Limits) -> None:
         import onnxruntime_genai
