@@ -77,10 +77,10 @@ def test_list(tidemill, repo):
     assert any("gemma3" in line and "253.1 MB" in line for line in lines)
 
 
-def test_list_json(tidemill, repo, hub_server):
+def test_list_json(tidemill, repo, hub_server, make_gguf):
     tidemill("pull", repo)
-    hub_server.repos["acme/half"] = hub_server.repos[REPO]
-    hub_server.behave("/cdn/acme--half/tiny-Q8_0.gguf", statuses=[503] * 10)
+    hub_server.repos["acme/half"] = {"tiny-Q8_0.gguf": make_gguf(4 << 20)}
+    hub_server.behave("/cdn/acme--half/tiny-Q8_0.gguf", drop_after=1 << 20, drops_left=100)
     assert tidemill("pull", "hf://acme/half")[0] == 1
     listed = json.loads(tidemill("list", "--json")[1])
     assert [model["name"] for model in listed["installed"]] == [repo]
