@@ -120,9 +120,13 @@ def request(
     return Request(id, tuple(prompt), SamplingParams(**params), priority=priority, salt=salt)
 
 
-def make_engine(runner, tokenizer=None, *, entropy: int = 1, **config) -> Engine:
+def make_engine(
+    runner, tokenizer=None, *, entropy: int = 1, proposer=None, clock=None, **config
+) -> Engine:
     config.setdefault("max_context", 128)
     config.setdefault("max_batch_tokens", 32)
     config.setdefault("max_prefill_tokens", 16)
     config.setdefault("max_sequences", 8)
-    return Engine(runner, tokenizer, EngineConfig(**config), entropy=entropy)
+    return Engine(
+        runner, tokenizer, EngineConfig(**config), entropy=entropy, proposer=proposer, clock=clock
+    )

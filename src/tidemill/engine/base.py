@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.step_time import StepCosts
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -66,7 +67,8 @@ class FinishEvent:
     """Sample ``index`` ended. ``text`` flushes what was held back. ``stop_reason`` is the stop
     string or token id that ended it, None for the model's own end token or the length. The token
     that ended it has had a TokenEvent like any other, with no text.
-    ``cumulative_logprob`` is given where logprobs or best_of asked for it."""
+    ``cumulative_logprob`` is given where logprobs or best_of asked for it. ``drafted_tokens`` were
+    guessed ahead (see speculation.py), ``accepted_tokens`` of them were right."""
 
     request_id: str
     index: int
@@ -74,6 +76,8 @@ class FinishEvent:
     text: str = ""
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,11 @@ class EngineConfig:
     step. max_prefill_tokens: most prompt tokens in a step in which other sequences decode, which
     bounds how long a prompt can hold up their next token. max_sequences: most sequences that run
     at once. max_waiting: most sequences queued.
+    target_itl: seconds between two tokens of a sequence to aim at while others' prompts are
+    computed: such a step then holds as many prompt tokens as are predicted to fit into that time,
+    instead of max_prefill_tokens, but at least 16, so that prompts advance under any target.
+    step_costs: what a step is thought to cost before any was measured.
+    max_draft: most tokens guessed ahead of a sequence; adaptive_drafts: only as many as pay.
     max_preemptions: a sequence preempted that often starts again only with all the KV blocks that
     it can ever need, and is then left alone. model_id: what names the model (and adapter) in the
     prefix cache.
@@ -106,6 +115,10 @@ class EngineConfig:
     max_sequences: int = 64
     max_waiting: int = 4096
     max_preemptions: int = 8
+    target_itl: float | None = None
+    step_costs: StepCosts | None = None
+    max_draft: int = 15
+    adaptive_drafts: bool = True
     prefix_caching: bool = True
     model_id: str = ""
 
@@ -116,7 +129,8 @@ class EngineStats:
 
     ``queue_seconds`` adds up, over all ``started`` requests, the time from add() to the step that
     first worked on them. ``cached_blocks`` are those that nobody owns; ``free_blocks`` are neither
-    owned nor cached."""
+    owned nor cached. ``drafted_tokens`` were guessed ahead, ``accepted_tokens`` of them were right;
+    ``speculation_error`` says why guessing was given up, if it was."""
 
     running: int = 0
     waiting: int = 0
@@ -130,3 +144,6 @@ class EngineStats:
     failures: int = 0
     started: int = 0
     queue_seconds: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    speculation_error: str | None = None

@@ -8,8 +8,10 @@ one at fault, and logits that are not finite end only the request whose row they
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +36,8 @@ from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
 from tidemill.engine.scheduler import Scheduler
 from tidemill.engine.sequence import Group, Sequence
+from tidemill.engine.speculation import Proposer, Speculator
+from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import SequenceTable, Span
 from tidemill.text.base import Tokenizer
 
@@ -43,6 +47,9 @@ class Engine:
 
     Without a tokenizer events carry no text, and stop strings are refused. ``entropy`` seeds the
     streams of requests that bring no seed of their own (None: from the operating system, once).
+    ``proposer`` guesses tokens ahead, which changes no output (see speculation.py). ``clock``
+    (seconds) times the steps, so that chunks and guesses fit the machine; without one, they go by
+    ``EngineConfig.step_costs``.
     """
 
     def __init__(
@@ -52,12 +59,18 @@ class Engine:
         config: EngineConfig,
         *,
         entropy: int | None = None,
+        proposer: Proposer | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
             if getattr(config, name) < 1:
                 raise ValueError(f"EngineConfig.{name} must be at least 1")
         if config.max_waiting < 1 or config.max_preemptions < 0:
             raise ValueError("EngineConfig.max_waiting must be at least 1, max_preemptions 0")
+        if config.target_itl is not None and not 0 < config.target_itl < math.inf:
+            raise ValueError("EngineConfig.target_itl must be a positive number of seconds")
+        if config.max_draft < 1:
+            raise ValueError("EngineConfig.max_draft must be at least 1")
         kv = runner.kv
         self.config = config
         self.max_context = min(config.max_context, kv.n_blocks * kv.block_size)
@@ -73,6 +86,10 @@ class Engine:
         n_slots = min(config.max_sequences, runner.max_logit_rows, max_batch_tokens)
         self._table = SequenceTable(n_slots, self.max_context, kv.block_size)
         self._kv = KVBlocks(kv.n_blocks, kv.block_size)
+        self.step_time = StepTimeModel(config.step_costs)
+        self._clock = clock
+        self._forwards = 0  # tried in this step
+        self._work: Work | None = None  # of the last one that succeeded
         self._scheduler = Scheduler(
             self._kv,
             self._table,
@@ -82,7 +99,17 @@ class Engine:
             max_preemptions=config.max_preemptions,
             prefix_caching=config.prefix_caching,
             model_id=config.model_id,
+            step_time=self.step_time,
+            target_itl=config.target_itl,
         )
+        self._speculator: Speculator | None = None
+        if proposer is not None:
+            self._speculator = Speculator(
+                proposer,
+                self.step_time,
+                max_draft=config.max_draft,
+                adaptive=config.adaptive_drafts,
+            )
         self._sampler = Sampler(self._table, runner.vocab_size)
         self._groups: dict[str, Group] = {}
         self._events: list[Event] = []
@@ -140,6 +167,7 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
+        speculator = self._speculator
         return replace(
             self._stats,
             running=len(self._scheduler.running),
@@ -147,6 +175,8 @@ class Engine:
             free_blocks=self._kv.free,
             cached_blocks=self._kv.cached,
             preemptions=self._scheduler.preemptions,
+            drafted_tokens=speculator.drafted if speculator else 0,
+            accepted_tokens=speculator.accepted if speculator else 0,
         )
 
     def _check(self, request: Request) -> array[int]:
@@ -203,6 +233,7 @@ class Engine:
 
     def step(self, now: float) -> list[Event]:
         """Run one forward step, if anything can run, and give what happened since the last."""
+        started = self._now()
         spans = self._scheduler.schedule()
         if spans:
             self._stats.steps += 1
@@ -212,9 +243,50 @@ class Engine:
                     group.started = True
                     self._stats.started += 1
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
-            self._run(spans)
+            drafting = self._draft(spans)
+            self._measured_run(spans, started + drafting)
         events, self._events = self._events, []
         return events
+
+    def _measured_run(self, spans: list[Span], started: float) -> None:
+        """Compute ``spans``, and learn from how long that took since ``started``, unless it was
+        not one forward step."""
+        self._forwards = 0
+        self._run(spans)
+        if self._clock is not None and self._forwards == 1 and self._work is not None:
+            self.step_time.observe(self._work, self._clock() - started)
+        self._work = None
+
+    def _now(self) -> float:
+        return 0.0 if self._clock is None else self._clock()
+
+    def _draft(self, spans: list[Span]) -> float:
+        """Extend decodes by guesses where that pays; the seconds that it took. Where the guessing
+        itself fails, it is given up: nothing depends on it."""
+        speculator = self._speculator
+        if speculator is None:
+            return 0.0
+        rows = sum(s.n if s.sequence.wants_prompt_logprobs else 1 for s in spans)
+        started = self._now()
+        try:
+            chosen = speculator.lengths(
+                spans,
+                self._scheduler.max_batch_tokens - sum(span.n for span in spans),
+                self._scheduler.max_logit_rows - rows,
+                self._scheduler.seconds_left,
+            )
+            for span in chosen:
+                span.wanted = self._scheduler.make_room(span.sequence, span.wanted)
+            chosen = [span for span in chosen if span.wanted]
+            if chosen:
+                speculator.propose(chosen)
+                speculator.took(self._now() - started, sum(len(s.drafts) for s in chosen))
+        except Exception as error:
+            for span in spans:
+                span.drop_drafts()
+            self._speculator = None
+            self._stats.speculation_error = f"guessing tokens failed: {error!r}"
+        return self._now() - started
 
     def _run(self, spans: list[Span]) -> None:
         """Compute ``spans``; if that raises, one by one, so that only the culprit fails."""
@@ -224,7 +296,10 @@ class Engine:
             sequences = [s.sequence for s in wanted]
             choices = self._sampler.sample(logits, [s.last_row for s in wanted], sequences)
         except Exception as error:
-            if len(spans) == 1:
+            drafted = any(span.drafts for span in spans)
+            for span in spans:
+                span.drop_drafts()
+            if len(spans) == 1 and not drafted:
                 self._fail(spans[0].sequence.group, f"the forward step failed: {error!r}")
                 return
             for span in spans:
@@ -232,7 +307,8 @@ class Engine:
                     self._run([span])
             return
         for span in spans:
-            self._scheduler.commit(span.sequence, span.n)
+            span.sequence.drafted += len(span.drafts)
+            self._scheduler.commit(span.sequence, span.n - len(span.drafts))
         for span in spans:
             group = span.sequence.group
             if not group.prompt_done and not group.closed:
@@ -241,10 +317,15 @@ class Engine:
                 except Exception as error:
                     self._fail(group, f"the step after the prompt failed: {error!r}")
         self._accept(choices)
+        if drafted_spans := [span for span in spans if span.drafts]:
+            self._accept_drafts(drafted_spans, logits)
 
     def _forward(self, spans: list[Span]) -> npt.NDArray[np.float32]:
         batch = self._table.batch(spans)
+        self._forwards += 1
         logits = self._runner.forward(batch)
+        n = len(batch.tokens)
+        self._work = Work(n, int(batch.positions.sum()) + n, len(batch.logit_rows))
         if logits.shape != (len(batch.logit_rows), self._vocab_size):
             raise RuntimeError(f"the runner gave logits of shape {logits.shape}")
         return np.ascontiguousarray(logits, np.float32)
@@ -340,6 +421,37 @@ class Engine:
                     ended, stop = True, found
             self._finish(sequence, "stop" if ended else "length", tail, stop)
 
+    def _accept_drafts(self, spans: list[Span], logits: npt.NDArray[np.float32]) -> None:
+        """Go on with the sequences of ``spans`` while the token chosen last is the one guessed: it
+        has been computed with them, so the next can be chosen. Token after token, as if each had
+        been a step of its own."""
+        assert self._speculator is not None
+        for depth in range(1 + max(len(span.drafts) for span in spans)):
+            going = []
+            for span in spans:
+                sequence = span.sequence
+                ended = sequence.slot < 0  # or failed with another sample of its request
+                right = depth < len(span.drafts) and not ended
+                right = right and sequence.tokens[-1] == span.drafts[depth]
+                if right:
+                    self._scheduler.commit(sequence, 1)
+                    sequence.accepted += 1
+                    going.append(span)
+                else:
+                    self._speculator.settle(span, depth, ended=ended)
+            if not going:
+                return
+            rows = [span.last_row + 1 + depth for span in going]
+            try:
+                choices = self._sampler.sample(logits, rows, [span.sequence for span in going])
+            except Exception:
+                # Nothing is lost: what is wrong, if it stays so, fails in the sequences' next step.
+                for span in going:
+                    self._speculator.settle(span, depth + 1, ended=True)
+                return
+            self._accept(choices)
+            spans = going
+
     # ---- ends ----------------------------------------------------------------------------------
 
     def _finish(
@@ -347,13 +459,16 @@ class Engine:
         stop_reason: int | str | None = None,
     ) -> None:  # fmt: skip
         group = sequence.group
-        self._scheduler.remove(sequence)
+        self._forget(sequence)
         sequence.finished = True
         total = sequence.cumulative_logprob if group.params.wants_logprobs else None
         self._tell(
             sequence,
-            FinishEvent(group.request.id, sequence.index, reason, text, stop_reason, total),
-        )
+            FinishEvent(
+                group.request.id, sequence.index, reason, text, stop_reason, total,
+                sequence.drafted, sequence.accepted,
+            ),
+        )  # fmt: skip
         if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
             self._close(group)
             self._release_best(group)
@@ -383,6 +498,11 @@ class Engine:
         """Free all that ``group`` holds and forget it."""
         for sequence in group.samples:
             if not sequence.finished:
-                self._scheduler.remove(sequence)
+                self._forget(sequence)
         group.closed = True
         del self._groups[group.request.id]
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)

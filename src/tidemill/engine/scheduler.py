@@ -4,7 +4,9 @@ A step first gives every running sequence that has a single token to compute (a 
 then fills the budget with prompt chunks of running sequences, then admits waiting ones, in order
 of priority and arrival. Since every decode takes part in every step, and a step in which others
 decode holds at most ``max_prefill_tokens`` prompt tokens, the time between two tokens of a
-sequence is bounded by that of one such step, however long the prompts are that arrive.
+sequence is bounded by that of one such step, however long the prompts are that arrive. With a
+``target_itl`` the bound is that time itself: the prompt tokens of such a step are those that the
+step-time model expects to fit into it, and at least LEAST_CHUNK.
 
 KV memory: a sequence gets the blocks of all its known tokens when it is admitted; only decodes
 need more later. Where none is left, the last sequence in order gives its blocks up and waits to
@@ -18,10 +20,13 @@ times comes back only when all the blocks it can ever need are free, which are t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.sequence import Sequence
+from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import SequenceTable, Span
 
 _ORDER = attrgetter("order")
@@ -31,6 +36,18 @@ GROWTH_LEAST = 0.05
 GROWTH_RISE = 0.2  # per preemption
 GROWTH_FALL = 0.998  # factor per step
 LOOKAHEAD = 1024  # tokens ahead that the estimate cares about
+LEAST_CHUNK = 16  # prompt tokens of a step, whatever the target
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left of a step: tokens, logit rows, seconds; ``least`` tokens may be taken when the
+    seconds are gone."""
+
+    tokens: int
+    rows: int
+    seconds: float = inf
+    least: int = 0
 
 
 class Scheduler:
@@ -39,7 +56,8 @@ class Scheduler:
     def __init__(
         self, kv: KVBlocks, table: SequenceTable, *, max_batch_tokens: int,
         max_prefill_tokens: int, max_logit_rows: int, max_preemptions: int,
-        prefix_caching: bool, model_id: str,
+        prefix_caching: bool, model_id: str, step_time: StepTimeModel,
+        target_itl: float | None = None,
     ) -> None:  # fmt: skip
         self.kv = kv
         self.table = table
@@ -49,6 +67,10 @@ class Scheduler:
         self.max_preemptions = max_preemptions
         self.prefix_caching = prefix_caching
         self.model_id = model_id
+        self.step_time = step_time
+        self.target_itl = target_itl
+        self.seconds_left = inf
+        """What the step last scheduled leaves of the target."""
         self.running: list[Sequence] = []  # both in order
         self.waiting: list[Sequence] = []
         self.preemptions = 0
@@ -69,25 +91,31 @@ class Scheduler:
         self._make_way()
         preemptions = self.preemptions
         spans = self._decodes()
-        budget = self.max_batch_tokens - len(spans)
-        if spans:
-            budget = min(budget, self.max_prefill_tokens)
-        rows = self.max_logit_rows - len(spans)
+        budget = self._budget(spans)
         for sequence in self.running:
-            if len(sequence.tokens) - sequence.computed > 1 and budget > 0:
-                n, rows = self._chunk(sequence, budget, rows)
-                budget -= n
+            if len(sequence.tokens) - sequence.computed > 1 and budget.tokens > 0:
+                n = self._chunk(sequence, budget)
                 if n:
                     spans.append(Span(sequence, n))
         if self.preemptions == preemptions:
             self._growth = max(self._growth * GROWTH_FALL, GROWTH_LEAST)
-            while budget > 0 and rows > 0 and self.waiting and self._admit(self.waiting[0]):
+            while self.waiting and self._has_room(budget) and self._admit(self.waiting[0]):
                 sequence = self.waiting.pop(0)
                 insort(self.running, sequence, key=_ORDER)
-                n, rows = self._chunk(sequence, budget, rows)
-                budget -= n
-                spans.append(Span(sequence, n))
+                n = self._chunk(sequence, budget)
+                if n:
+                    spans.append(Span(sequence, n))
+        self.seconds_left = budget.seconds
         return spans
+
+    def make_room(self, sequence: Sequence, n: int) -> int:
+        """How many of ``n`` tokens beyond the known ones ``sequence`` has KV blocks for, after
+        giving it such as nobody needs now: a guess is worth no preemption."""
+        size = self.kv.block_size
+        length = len(sequence.tokens) + n
+        while length > len(sequence.blocks) * size and self.kv.available > len(self.running):
+            self.table.add_block(sequence, self.kv.allocate())
+        return min(n, len(sequence.blocks) * size - len(sequence.tokens))
 
     def commit(self, sequence: Sequence, n: int) -> None:
         """``n`` more tokens of ``sequence`` are computed: its full blocks can be shared now."""
@@ -165,16 +193,46 @@ class Scheduler:
         self.kv.release(sequence.blocks)
         sequence.blocks = []
 
-    def _chunk(self, sequence: Sequence, budget: int, rows: int) -> tuple[int, int]:
-        """How many tokens of ``sequence`` to compute, and the logit rows that remain."""
-        pending = len(sequence.tokens) - sequence.computed
-        n = min(pending, budget)
-        if sequence.wants_prompt_logprobs:
-            n = min(n, rows)
-            return n, rows - n
-        if n < pending:
-            return n, rows
-        return (n, rows - 1) if rows else (n - 1, 0)
+    def _budget(self, decodes: list[Span]) -> _Budget:
+        """What ``decodes``, which are to run first, leave for prompts."""
+        n = len(decodes)
+        budget = _Budget(self.max_batch_tokens - n, self.max_logit_rows - n)
+        if not n:
+            return budget
+        if self.target_itl is None or not self.step_time.measured:
+            budget.tokens = min(budget.tokens, self.max_prefill_tokens)
+        if self.target_itl is not None:
+            context = n + sum(span.sequence.computed for span in decodes)
+            budget.seconds = self.target_itl / (1 + self.step_time.tail)
+            budget.seconds -= self.step_time.seconds(Work(n, context, n))
+            budget.least = LEAST_CHUNK
+        return budget
+
+    def _has_room(self, budget: _Budget) -> bool:
+        """Whether there is any room for a sequence that has not begun."""
+        in_time = budget.least > 0 or self.step_time.most_tokens(0, budget.seconds) > 0
+        return budget.tokens > 0 and budget.rows > 0 and in_time
+
+    def _chunk(self, sequence: Sequence, budget: _Budget) -> int:
+        """How many tokens of ``sequence`` to compute; takes them out of ``budget``."""
+        start = sequence.computed
+        pending = len(sequence.tokens) - start
+        scored = sequence.wants_prompt_logprobs
+        n = min(pending, budget.tokens)
+        if budget.seconds < inf:
+            fitting = self.step_time.most_tokens(start, budget.seconds, all_rows=scored)
+            n = min(n, max(fitting, budget.least))
+        if scored:
+            n = min(n, budget.rows)
+        elif n == pending and not budget.rows:
+            n -= 1
+        rows = n if scored else int(n == pending)
+        if budget.seconds < inf:
+            budget.seconds -= self.step_time.chunk(start, n, rows)
+            budget.least = max(0, budget.least - n)
+        budget.tokens -= n
+        budget.rows -= rows
+        return n
 
     def _make_way(self) -> None:
         """Preempt less urgent sequences for a more urgent one that waits, if that lets it run."""

@@ -66,12 +66,14 @@ class Sequence:
     tokens: prompt, then output. computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
-    it can ever need, so it is never preempted.
+    it can ever need, so it is never preempted. drafted, accepted: tokens guessed for it, and
+    those that were right.
     """
 
     __slots__ = (
-        "blocks", "computed", "cumulative_logprob", "finished", "group", "hashes", "index",
-        "limit", "n_prompt", "order", "preemptions", "reserved", "slot", "text", "tokens",
+        "accepted", "blocks", "computed", "cumulative_logprob", "drafted", "finished", "group",
+        "hashes", "index", "limit", "n_prompt", "order", "preemptions", "reserved", "slot", "text",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, group: Group, index: int, text: OutputText | None) -> None:
@@ -90,6 +92,8 @@ class Sequence:
         self.reserved = False
         self.cumulative_logprob = 0.0
         self.finished = False
+        self.drafted = 0
+        self.accepted = 0
 
     @property
     def n_output(self) -> int:
@@ -98,6 +102,11 @@ class Sequence:
     @property
     def may_grow(self) -> bool:
         return len(self.tokens) < self.limit
+
+    @property
+    def room(self) -> int:
+        """How many more tokens it may have."""
+        return self.limit - len(self.tokens)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,12 +17,31 @@ from tidemill.engine.sequence import Sequence
 class Span:
     """``n`` new tokens of ``sequence`` in one step. ``first_row`` is the logit row of the first
     of them that has one, ``last_row`` that of the sequence's last known token, from which the
-    next is sampled; -1 where there is none."""
+    next is sampled; -1 where there is none. ``drafts`` are guesses at the tokens after that (see
+    speculation.py), part of ``n``, with the rows after ``last_row``; ``kind`` is their kind,
+    ``wanted`` how many were asked for."""
 
     sequence: Sequence
     n: int
     first_row: int = -1
     last_row: int = -1
+    drafts: list[int] = field(default_factory=list)
+    wanted: int = 0
+    kind: int = 0
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether it is a decode whose sequence may have more than one token yet."""
+        sequence = self.sequence
+        return (
+            len(sequence.tokens) - sequence.computed == 1
+            and sequence.group.prompt_done
+            and sequence.room > 1
+        )
+
+    def drop_drafts(self) -> None:
+        self.n -= len(self.drafts)
+        self.drafts = []
 
 
 class SequenceTable:
@@ -72,6 +91,10 @@ class SequenceTable:
 
     def batch(self, spans: list[Span]) -> Batch:
         """The forward step over ``spans``; sets their logit rows."""
+        for span in spans:
+            if span.drafts:  # behind the known tokens, where only this step reads them
+                length = len(span.sequence.tokens)
+                self.history[span.sequence.slot, length : length + len(span.drafts)] = span.drafts
         slots = np.array([span.sequence.slot for span in spans], np.intp)
         starts = np.array([span.sequence.computed for span in spans], np.int32)
         counts = np.array([span.n for span in spans], np.int32)
@@ -93,14 +116,15 @@ class SequenceTable:
         for span in spans:
             start, end = end, end + span.n
             sequence = span.sequence
-            complete = sequence.computed + span.n == len(sequence.tokens)
+            n_drafts = len(span.drafts)
+            complete = sequence.computed + span.n - n_drafts == len(sequence.tokens)
             span.first_row = -1
             if sequence.wants_prompt_logprobs:
                 span.first_row = len(rows)
                 rows.extend(range(start, end))
             elif complete:
-                rows.append(end - 1)
-            span.last_row = len(rows) - 1 if complete else -1
+                rows.extend(range(end - 1 - n_drafts, end))
+            span.last_row = len(rows) - 1 - n_drafts if complete else -1
         return Batch(
             tokens=tokens,
             positions=positions,
