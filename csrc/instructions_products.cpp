@@ -44,6 +44,17 @@ int rows_within(std::size_t bytes, std::size_t row) {
   return std::max(kRowMultiple, rows / kRowMultiple * kRowMultiple);
 }
 
+// n rows in as few blocks of at most `most` rows as do, all of nearly the same size: a short last
+// block would use its weights for a few rows only.
+struct RowBlocks {
+  int count, rows;
+
+  RowBlocks(int n, int most) : count((n + most - 1) / most) {
+    const int even = count == 0 ? n : (n + count - 1) / count;
+    rows = (even + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
+  }
+};
+
 std::size_t input_row_bytes(const Matrix& matrix) {
   return needs_quantized_input(matrix.type)
              ? static_cast<std::size_t>(activation_blocks(matrix.cols)) * sizeof(ActivationBlock)
@@ -125,12 +136,13 @@ void Product::run(const Step& step, Worker& worker) {
 void Product::run_plain(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
   const int n_ranges = static_cast<int>(ranges_.size());
-  const int items = (n + row_block_ - 1) / row_block_ * n_ranges;
+  const RowBlocks blocks(n, row_block_);
+  const int items = blocks.count * n_ranges;
   for (int item = worker.rank; item < items; item = tickets.take()) {
     const TileRange& tiles = ranges_[static_cast<std::size_t>(item % n_ranges)];
     const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
-    const int row = item / n_ranges * row_block_;
-    const int count = std::min(row_block_, n - row);
+    const int row = item / n_ranges * blocks.rows;
+    const int count = std::min(blocks.rows, n - row);
     float* out = step.row(out_, row) + part.column;
     multiply(step, worker, tiles, row, count, out, out_.stride);
     if (softcap_ > 0.0f) {
@@ -148,13 +160,14 @@ void Product::run_gated(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
   const int width = gate_->width;
   const int n_ranges = (width + gate_columns_ - 1) / gate_columns_;
-  const int items = (n + row_block_ - 1) / row_block_ * n_ranges;
+  const RowBlocks blocks(n, row_block_);
+  const int items = blocks.count * n_ranges;
   auto* both = reinterpret_cast<float*>(worker.scratch);
   const std::ptrdiff_t stride = 2 * gate_columns_;
   float* result = both + row_block_ * stride;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const int row = item / n_ranges * row_block_;
-    const int count = std::min(row_block_, n - row);
+    const int row = item / n_ranges * blocks.rows;
+    const int count = std::min(blocks.rows, n - row);
     const int column = item % n_ranges * gate_columns_;
     const int columns = std::min(gate_columns_, width - column);
     for (int half = 0; half < 2; ++half) {

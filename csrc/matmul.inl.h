@@ -47,78 +47,113 @@ TIDEMILL_INLINE void unroll(std::integer_sequence<int, kQuad...>, const Body& bo
 
 // ---- the micro-kernel
 
+// Add the products of one quad to the dot products of two tokens: at once, where their order matters.
+template <int kQuad, class Dot, class... Factors>
+TIDEMILL_INLINE void add_two(Dot& x, Dot& y, b64 w, b64 a, b64 b, Factors... factors) {
+  if constexpr (requires { Dot::template add_two<kQuad>(x, y, w, a, b, factors...); }) {
+    Dot::template add_two<kQuad>(x, y, w, a, b, factors...);
+  } else {
+    x.template add<kQuad>(w, a, factors...);
+    y.template add<kQuad>(w, b, factors...);
+  }
+}
+
+// acc += (sum of the dot product + offset) * scale.
+template <class Dot, class... Offset>
+TIDEMILL_INLINE void add_scaled(f32x16& acc, const Dot& dot, f32x16 scale, Offset... offset) {
+  if constexpr (requires { dot.add_scaled(acc, scale, offset...); }) {
+    dot.add_scaled(acc, scale, offset...);
+  } else {
+    acc = fma(to_f32((dot.sum() + ... + offset)), scale, acc);
+  }
+}
+
+// Scale the integer sums of one group and add them to a token's accumulator.
+template <class Format, class Scales>
+TIDEMILL_INLINE void finish_group(const typename Format::DotType& dot, const Scales& scales,
+                                  const ActivationBlock& block, f32x16& acc) {
+  const f32x16 scale = scales.scale * f32_splat(block.scale);
+  if constexpr (Format::kKind == Kind::kAffine) {
+    // The minimum first: it need not wait for the integer sums.
+    acc = fma(scales.min, f32_splat(block.sum), acc);
+    add_scaled(acc, dot, scale);
+  } else if constexpr (Format::kKind == Kind::kOffset) {
+    // An int16 pair of the offset, negated, times the block's two half sums.
+    constexpr std::uint32_t half = static_cast<std::uint16_t>(-Format::kOffset);
+    const i32x16 pairs = i32_splat(static_cast<std::int32_t>(half << 16 | half));
+    add_scaled(acc, dot, scale, pair_dot(pairs, &block.sum_lo));
+  } else if constexpr (Format::kKind == Kind::kSigned) {
+    acc = fma(to_f32(dot.sum(&block.sum_lo)), scale, acc);
+  } else {
+    const i32x16 offset = pair_dot(scales.offset_pairs, &block.sum_lo);
+    if constexpr (Format::kOneScale) {
+      acc = fma(to_f32(dot.sum() + offset), scale, acc);
+    } else {
+      acc = fma(to_f32(dot.sum()), scale, acc);
+      acc = fma(to_f32(offset), scales.offset_scale * f32_splat(block.scale), acc);
+    }
+  }
+}
+
 template <class Format, int T>
 TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBlock* const (&x)[T],
                                f32x16 (&acc)[T]) {
   const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
-  constexpr std::make_integer_sequence<int, 8> quads;
   if constexpr (Format::kPacked) {
-    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same
-    // pace: hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
+    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same pace:
+    // hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
     const std::uint8_t* next = tile.next + static_cast<std::size_t>(group) * Format::kGroupBytes;
     for (int line = 0; line < Format::kGroupBytes; line += 64) prefetch(next + line);
   }
   typename Format::DotType dot[T];
-  const auto scales = Format::scales(tile.scales, group);
-  unroll(quads, [&](auto quad) {
-    constexpr int j = decltype(quad)::value;
-    const b64 w = Format::template quad<j>(quants);
+  const auto multiply = [&](auto... factors) {
+    unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
+      constexpr int j = decltype(quad)::value;
+      const b64 w = Format::template quad<j>(quants);
+      const auto activations = [&](int t) { return b64_quad(x[t][group].q + 4 * j); };
+      unroll(std::make_integer_sequence<int, T / 2>{}, [&](auto pair) {
+        constexpr int t = 2 * decltype(pair)::value;
+        add_two<j>(dot[t], dot[t + 1], w, activations(t), activations(t + 1), factors...);
+      });
+      if constexpr (T % 2 == 1) dot[T - 1].template add<j>(w, activations(T - 1), factors...);
+    });
+  };
+  const auto finish = [&](const auto& scales) {
     unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
       constexpr int t = decltype(token)::value;
-      const b64 a = b64_quad(x[t][group].q + 4 * j);
-      if constexpr (Format::kKind == Kind::kSub) {
-        dot[t].template add<j>(w, a, scales.factor_lo, scales.factor_hi);
-      } else {
-        dot[t].template add<j>(w, a);
-      }
+      finish_group<Format>(dot[t], scales, x[t][group], acc[t]);
     });
-  });
-  unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
-    constexpr int t = decltype(token)::value;
-    const ActivationBlock& block = x[t][group];
-    const f32x16 scale = scales.scale * f32_splat(block.scale);
-    if constexpr (Format::kKind == Kind::kAffine) {
-      // The minimum first: it need not wait for the integer sums.
-      acc[t] = fma(scales.min, f32_splat(block.sum), acc[t]);
-      acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
-    } else if constexpr (Format::kKind == Kind::kOffset) {
-      // An int16 pair of the offset, negated, times the block's two half sums.
-      constexpr std::uint32_t half = static_cast<std::uint16_t>(-Format::kOffset);
-      const i32x16 pairs = i32_splat(static_cast<std::int32_t>(half << 16 | half));
-      acc[t] = fma(to_f32(dot[t].sum() + pair_dot(pairs, &block.sum_lo)), scale, acc[t]);
-    } else if constexpr (Format::kKind == Kind::kSigned) {
-      acc[t] = fma(to_f32(dot[t].sum(&block.sum_lo)), scale, acc[t]);
-    } else {
-      const i32x16 offset = pair_dot(scales.offset_pairs, &block.sum_lo);
-      if constexpr (Format::kOneScale) {
-        acc[t] = fma(to_f32(dot[t].sum() + offset), scale, acc[t]);
-      } else {
-        acc[t] = fma(to_f32(dot[t].sum()), scale, acc[t]);
-        acc[t] = fma(to_f32(offset), scales.offset_scale * f32_splat(block.scale), acc[t]);
-      }
-    }
-  });
+  };
+  // Scales are read only when they are needed: they would hold registers meanwhile.
+  if constexpr (Format::kKind == Kind::kSub) {
+    const auto scales = Format::scales(tile.scales, group);
+    multiply(scales.factor_lo, scales.factor_hi);
+    finish(scales);
+  } else {
+    multiply();
+    finish(Format::scales(tile.scales, group));
+  }
 }
 
 // acc[t] += the product of groups [begin, end) of a tile with token t. x[t] is the token's first
-// block of the whole row.
+// block of the whole row. Accumulators are [T][16 rows].
 template <class Format, int T>
 [[gnu::noinline]] void accumulate(const Tile& tile, int begin, int end,
-                                  const ActivationBlock* const* tokens, f32x16* accumulators) {
+                                  const ActivationBlock* const* tokens, float* accumulators) {
   const ActivationBlock* x[T];
   f32x16 acc[T];
   for (int t = 0; t < T; ++t) {
     x[t] = tokens[t];
-    acc[t] = accumulators[t];
+    acc[t] = f32_load(accumulators + t * kTileRows);
   }
   for (int group = begin; group < end; ++group) add_group<Format, T>(tile, group, x, acc);
-  for (int t = 0; t < T; ++t) accumulators[t] = acc[t];
+  for (int t = 0; t < T; ++t) f32_store(accumulators + t * kTileRows, acc[t]);
 }
 
 // accumulate<Format, count> for a count known at run time only, 1 <= count <= kMost.
 template <class Format, int kMost>
 void accumulate_some(int count, const Tile& tile, int begin, int end,
-                     const ActivationBlock* const* tokens, f32x16* acc) {
+                     const ActivationBlock* const* tokens, float* acc) {
   if constexpr (kMost == 1) {
     accumulate<Format, 1>(tile, begin, end, tokens, acc);
   } else if (count == kMost) {
@@ -277,10 +312,9 @@ void multiply_few(const Matmul& m) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
     for (int t = 0; t < m.tokens;) {
       const int count = next_tokens(m.tokens - t, kDirectTokens);
-      f32x16 acc[kDirectTokens];
-      for (int i = 0; i < count; ++i) acc[i] = f32_zero();
+      alignas(64) float acc[kDirectTokens * kTileRows] = {};
       accumulate_some<Format, kDirectTokens>(count, packed, 0, m.weights.cols / kGroup, x + t, acc);
-      for (int i = 0; i < count; ++i) write_output(m, tile, t + i, acc[i]);
+      for (int i = 0; i < count; ++i) write_output(m, tile, t + i, f32_load(acc + i * kTileRows));
       t += count;
     }
   }
@@ -290,7 +324,7 @@ void multiply_few(const Matmul& m) {
 template <class Format>
 void multiply_block(const Matmul& m, int first, int last) {
   const ActivationBlock* x[kMostBlockTokens];
-  alignas(64) f32x16 acc[kMostBlockTokens];
+  alignas(64) float acc[kMostBlockTokens * kTileRows];
   alignas(64) std::uint8_t stage[kStageGroups * Staged<Format>::kQuantBytes];
   const int tokens = last - first;
   const int groups = m.weights.cols / kGroup;
@@ -301,7 +335,7 @@ void multiply_block(const Matmul& m, int first, int last) {
   for (int t = 0; t < tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, first + t) * m.x_stride;
   for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
-    for (int t = 0; t < tokens; ++t) acc[t] = f32_zero();
+    for (int t = 0; t < tokens; ++t) f32_store(acc + t * kTileRows, f32_zero());
     for (int begin = 0; begin < groups; begin += length) {
       const int end = begin + length < groups ? begin + length : groups;
       stage_groups<Format>(packed, begin, end, stage);
@@ -319,11 +353,13 @@ void multiply_block(const Matmul& m, int first, int last) {
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
         for (int line = 0; line < step && next < next_end; ++line, next += 64) prefetch(next);
         accumulate_some<Staged<Format>, kStagedTokens>(count, staged, 0, end - begin, from,
-                                                       acc + t);
+                                                       acc + t * kTileRows);
         t += count;
       }
     }
-    for (int t = 0; t < tokens; ++t) write_output(m, tile, first + t, acc[t]);
+    for (int t = 0; t < tokens; ++t) {
+      write_output(m, tile, first + t, f32_load(acc + t * kTileRows));
+    }
   }
 }
 

@@ -250,6 +250,10 @@ TIDEMILL_INLINE void prefetch(const void* p) {
 // Keeps a running sum where it is: without it GCC rebalances the additions of a whole group into a
 // tree, and spills two dozen registers for it.
 TIDEMILL_INLINE void pin(__m256i& v) { asm("" : "+x"(v)); }
+// The same for four, which are also all computed before whatever comes behind the next pin.
+TIDEMILL_INLINE void pin(__m256i& a, __m256i& b, __m256i& c, __m256i& d) {
+  asm volatile("" : "+x"(a), "+x"(b), "+x"(c), "+x"(d));
+}
 
 template <int kMax, int kMost>
 inline constexpr int kInt16Steps = 32767 / (254 * kMax) >= kMost ? kMost : 32767 / (254 * kMax);
@@ -257,7 +261,27 @@ inline constexpr int kInt16Steps = 32767 / (254 * kMax) >= kMost ? kMost : 32767
 TIDEMILL_INLINE b64 products_u(b64 w, b64 a) {
   return {_mm256_maddubs_epi16(w.lo, a.lo), _mm256_maddubs_epi16(w.hi, a.hi)};
 }
-// One step of int16 sums. Member by member: GCC copies whole pairs through memory here.
+// One step of int16 sums, of two tokens or one. All products come before all sums: the other way is
+// slower (Zen 3). Member by member: GCC copies whole pairs through memory here.
+template <bool kFirst>
+TIDEMILL_INLINE void add_parts(b64& x, b64& y, b64 w, b64 a, b64 b) {
+  __m256i x_lo = _mm256_maddubs_epi16(w.lo, a.lo);
+  __m256i y_lo = _mm256_maddubs_epi16(w.lo, b.lo);
+  __m256i x_hi = _mm256_maddubs_epi16(w.hi, a.hi);
+  __m256i y_hi = _mm256_maddubs_epi16(w.hi, b.hi);
+  pin(x_lo, y_lo, x_hi, y_hi);
+  if constexpr (!kFirst) {
+    x_lo = _mm256_add_epi16(x.lo, x_lo);
+    y_lo = _mm256_add_epi16(y.lo, y_lo);
+    x_hi = _mm256_add_epi16(x.hi, x_hi);
+    y_hi = _mm256_add_epi16(y.hi, y_hi);
+    pin(x_lo, y_lo, x_hi, y_hi);
+  }
+  x.lo = x_lo;
+  y.lo = y_lo;
+  x.hi = x_hi;
+  y.hi = y_hi;
+}
 template <bool kFirst>
 TIDEMILL_INLINE void add_part(b64& part, b64 w, b64 a) {
   __m256i lo = _mm256_maddubs_epi16(w.lo, a.lo);
@@ -300,11 +324,42 @@ struct DotU {
   template <int kQuad>
   TIDEMILL_INLINE void add(b64 w, b64 a) {
     add_part<kQuad % kSteps == 0>(part, w, a);
-    if constexpr (kQuad % kSteps == kSteps - 1) {
+    widen<kQuad>();
+  }
+  // The same for two tokens at once.
+  template <int kQuad>
+  static TIDEMILL_INLINE void add_two(DotU& x, DotU& y, b64 w, b64 a, b64 b) {
+    add_parts<kQuad % kSteps == 0>(x.part, y.part, w, a, b);
+    x.template widen<kQuad>();
+    y.template widen<kQuad>();
+  }
+  TIDEMILL_INLINE i32x16 sum() const { return {sum_lo(), sum_hi()}; }
+  // acc += (sum + offset) * scale, one register after the other: the order that spills least.
+  TIDEMILL_INLINE void add_scaled(f32x16& acc, f32x16 scale) const {
+    acc.lo = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum_lo()), scale.lo, acc.lo);
+    acc.hi = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum_hi()), scale.hi, acc.hi);
+  }
+  TIDEMILL_INLINE void add_scaled(f32x16& acc, f32x16 scale, i32x16 offset) const {
+    const __m256i lo = _mm256_add_epi32(sum_lo(), offset.lo);
+    acc.lo = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lo), scale.lo, acc.lo);
+    const __m256i hi = _mm256_add_epi32(sum_hi(), offset.hi);
+    acc.hi = _mm256_fmadd_ps(_mm256_cvtepi32_ps(hi), scale.hi, acc.hi);
+  }
+
+ private:
+  // Where one int16 sum lasts for the whole group it is widened here.
+  TIDEMILL_INLINE __m256i sum_lo() const {
+    return kSteps == 8 ? _mm256_madd_epi16(part.lo, _mm256_set1_epi16(1)) : total.lo;
+  }
+  TIDEMILL_INLINE __m256i sum_hi() const {
+    return kSteps == 8 ? _mm256_madd_epi16(part.hi, _mm256_set1_epi16(1)) : total.hi;
+  }
+  template <int kQuad>
+  TIDEMILL_INLINE void widen() {
+    if constexpr (kSteps < 8 && kQuad % kSteps == kSteps - 1) {
       total = total + madd16(part, ones16());
     }
   }
-  TIDEMILL_INLINE i32x16 sum() const { return total; }
 };
 
 // Signed weights: |w| <= 128 is multiplied by the activation with the weight's sign. One step is at
