@@ -3,7 +3,8 @@
 // An AlignedBuffer is one anonymous mapping: zero-filled, page-aligned, offered to the kernel for
 // huge pages (fewer TLB misses when weights are streamed) and resident only where it is touched.
 // A Layout adds up the parts of such a buffer, so that the very same arithmetic plans the memory
-// before it is allocated and hands out the addresses afterwards.
+// before it is allocated and hands out the addresses afterwards. A FileMapping is a stretch of a file,
+// read in place: its pages are the page cache's, shared with every process that maps them.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 namespace tidemill {
 
@@ -74,6 +76,47 @@ class AlignedBuffer {
   }
 
   std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// Read-only. The file may be closed, renamed and removed while this lives, but not shortened.
+class FileMapping {
+ public:
+  FileMapping() = default;
+  // Maps `bytes` bytes from `offset`, a multiple of the page size, of an open file. Throws
+  // std::invalid_argument if the file does not have them or cannot be mapped.
+  FileMapping(int descriptor, std::size_t offset, std::size_t bytes) : size_(bytes) {
+    struct stat status = {};
+    if (::fstat(descriptor, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < 0 ||
+        offset > static_cast<std::size_t>(status.st_size) ||
+        bytes > static_cast<std::size_t>(status.st_size) - offset || bytes == 0) {
+      throw std::invalid_argument("not a regular file with this stretch of bytes");
+    }
+    void* memory = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor,
+                          static_cast<off_t>(offset));
+    if (memory == MAP_FAILED) throw std::invalid_argument("the file cannot be mapped");
+    data_ = static_cast<std::byte*>(memory);
+    // From a disk, read ahead of use; what is in the page cache already is not touched.
+    (void)::madvise(memory, bytes, MADV_WILLNEED);
+  }
+  FileMapping(FileMapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  FileMapping& operator=(FileMapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  FileMapping(const FileMapping&) = delete;
+  FileMapping& operator=(const FileMapping&) = delete;
+  ~FileMapping() {
+    if (data_ != nullptr) ::munmap(data_, size_);
+  }
+
+  const std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
  private:

@@ -219,6 +219,15 @@ void bind_executor(nb::module_& m) {
   m.attr("ACTIVATION_GROUP") = kGroup;
   m.attr("TILE_ROWS") = kTileRows;
   m.attr("MAX_CHAIN_SLOTS") = RowChain::kMaxSlots;
+  m.def("pack_fingerprint", &pack_fingerprint,
+        "Changes with every change of how weights are packed.");
+  m.def(
+      "checksum",
+      [](const Bytes& data) {
+        nb::gil_scoped_release unlocked;
+        return checksum(data.data(), data.size());
+      },
+      "data"_a, "A checksum of bytes, as fast as reading them.");
   m.def("needs_quantized_input", [](int type) { return needs_quantized_input(tensor_type(type)); },
         "type"_a);
 
@@ -434,7 +443,35 @@ void bind_executor(nb::module_& m) {
       .def_prop_ro("allocated_bytes",
                    [](PyExecutor& self) { return self.executor().allocated_bytes(); },
                    "Bytes of the three memories as they were taken: weights, KV, scratch.")
+      .def("map_weights",
+           [](PyExecutor& self, int descriptor, std::size_t offset) {
+             self.executor().map_weights(descriptor, offset);
+           },
+           "descriptor"_a, "offset"_a)
+      .def("unmap_weights", [](PyExecutor& self) { self.executor().unmap_weights(); })
       .def("allocate", [](PyExecutor& self) { self.executor().allocate(); })
+      .def("image",
+           [](nb::object self) {
+             const Executor& e = nb::cast<PyExecutor&>(self).executor();
+             if (e.image() == nullptr) throw std::runtime_error("image() before allocate()");
+             return nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(
+                 reinterpret_cast<const std::uint8_t*>(e.image()), {e.weight_bytes()}, self);
+           },
+           "The weight memory, which an executor of the same matrices and vectors can map.")
+      .def(
+          "matrix_place",
+          [](PyExecutor& self, int index) {
+            const Matrix& m = self.executor().matrix(index);
+            return std::pair(m.offset, m.bytes * static_cast<std::size_t>(m.count));
+          },
+          "index"_a, "Offset and bytes of a packed matrix in the weight memory.")
+      .def(
+          "vector_place",
+          [](PyExecutor& self, int index) {
+            const Vector& v = self.executor().vector(index);
+            return std::pair(v.offset, static_cast<std::size_t>(v.size) * sizeof(float));
+          },
+          "index"_a)
       .def("load_matrix", &PyExecutor::load_matrix, "matrix"_a, "stored"_a)
       .def("load_vector", &PyExecutor::load_vector, "vector"_a, "values"_a)
       .def("load_table", &PyExecutor::load_table, "table"_a, "stored"_a)

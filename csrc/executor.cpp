@@ -123,10 +123,20 @@ void Executor::check_replica(std::size_t offset, std::size_t bytes) const {
   }
 }
 
+void Executor::map_weights(int descriptor, std::size_t offset) {
+  if (team_) throw std::logic_error("map_weights() after allocate()");
+  mapped_weights_ = FileMapping(descriptor, offset, weight_bytes());
+}
+
+void Executor::unmap_weights() {
+  if (team_) throw std::logic_error("unmap_weights() after allocate()");
+  mapped_weights_ = FileMapping();
+}
+
 void Executor::allocate() {
   if (team_) throw std::logic_error("allocate() was called twice");
   check_view(logits_, limits_.max_logits, vocab_size_);
-  weights_ = AlignedBuffer(weight_bytes());
+  if (mapped_weights_.data() == nullptr) weights_ = AlignedBuffer(weight_bytes());
   kv_ = AlignedBuffer(kv_bytes());
   scratch_ = AlignedBuffer(scratch_bytes());
   partial_offset_ = align_up(shared_values_);
@@ -137,6 +147,7 @@ void Executor::allocate() {
 
 void Executor::load_matrix(int index, const std::uint8_t* stored) {
   if (!team_) throw std::logic_error("load_matrix() before allocate()");
+  if (weights_.data() == nullptr) throw std::logic_error("load_matrix() into mapped weights");
   const Matrix& m = matrix(index);
   const std::size_t stored_bytes =
       static_cast<std::size_t>(m.rows) * row_bytes(m.type, m.cols);
@@ -160,6 +171,7 @@ void Executor::load_matrix(int index, const std::uint8_t* stored) {
 
 void Executor::load_vector(int index, const float* values) {
   if (!team_) throw std::logic_error("load_vector() before allocate()");
+  if (weights_.data() == nullptr) throw std::logic_error("load_vector() into mapped weights");
   const Vector& v = vector(index);
   std::memcpy(weights_.data() + v.offset, values,
               static_cast<std::size_t>(v.size) * sizeof(float));
@@ -253,7 +265,7 @@ void Executor::prepare(const BatchArrays& b) {
   step_.small = step_.n_tokens <= limits_.small_rows;
   step_.single_rows = step_.n_tokens == step_.n_sequences;
   step_.shared = scratch_.data();
-  step_.weights = weights_.data();
+  step_.weights = image();
   step_.kv = kv_.data();
   step_.partials = reinterpret_cast<float*>(scratch_.data() + partial_offset_);
   step_.kernels = &kernels_;

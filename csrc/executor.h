@@ -211,14 +211,24 @@ class Executor {
   std::size_t weight_bytes() const { return weight_layout_.total(); }
   std::size_t kv_bytes() const { return kv_layout_.total(); }
   std::size_t scratch_bytes() const;
-  // Weights, KV and scratch as allocate() took them.
+  // Weights, KV and scratch as allocate() took them; weights that are mapped from a file count.
   std::array<std::size_t, 3> allocated_bytes() const {
-    return {weights_.size(), kv_.size(), scratch_.size()};
+    return {mapped_weights_.size() + weights_.size(), kv_.size(), scratch_.size()};
   }
 
   // ---- loading
+  // Before allocate(): the weight memory is this stretch of a file, an image() of an executor with
+  // the same matrices and vectors; none of them is loaded then. Throws std::invalid_argument if
+  // the file does not have weight_bytes() bytes there.
+  void map_weights(int descriptor, std::size_t offset);
+  // Takes that back; the weights are to be loaded.
+  void unmap_weights();
   // Takes the memory and starts the threads. Throws std::bad_alloc.
   void allocate();
+  // The weight memory, weight_bytes() bytes: once all is loaded, what map_weights() takes.
+  const std::byte* image() const {
+    return mapped_weights_.data() != nullptr ? mapped_weights_.data() : weights_.data();
+  }
   // Packs a matrix (or stack) from its stored bytes, all threads together.
   void load_matrix(int matrix, const std::uint8_t* stored);
   void load_vector(int vector, const float* values);
@@ -284,7 +294,8 @@ class Executor {
   std::vector<std::unique_ptr<Instruction>> instructions_;
   View logits_;
 
-  AlignedBuffer weights_;
+  AlignedBuffer weights_;        // or
+  FileMapping mapped_weights_;
   AlignedBuffer kv_;
   AlignedBuffer scratch_;
   std::unique_ptr<Team> team_;

@@ -1,8 +1,10 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "blocks.h"
 #include "tile_layout.h"
@@ -196,6 +198,56 @@ void pack_tiles(TensorType type, int rows, int cols, const std::uint8_t* src, st
     }
     pack_tile(type, src + static_cast<std::size_t>(first) * stored_row, count, cols, tile);
   }
+}
+
+std::uint64_t pack_fingerprint() {
+  // More rows than a tile has, and more columns than a super-block.
+  constexpr int kRows = kTileRows + 4;
+  constexpr int kCols = 512;
+  std::uint64_t fingerprint = 0;
+  for (int number = 0; number < kTensorTypeEnd; ++number) {
+    const auto type = static_cast<TensorType>(number);
+    if (block_shape(type).weights == 0) continue;
+    std::vector<std::uint8_t> stored(kRows * row_bytes(type, kCols));
+    std::uint32_t state = 1;
+    for (std::uint8_t& byte : stored) {
+      state = state * 1664525u + 1013904223u;
+      byte = static_cast<std::uint8_t>(state >> 24);
+    }
+    std::vector<std::uint8_t> packed(packed_bytes(type, kRows, kCols));
+    pack_tiles(type, kRows, kCols, stored.data(), packed.data(), 0, 2);
+    const std::uint64_t sum = checksum(packed.data(), packed.size());
+    fingerprint = std::rotl(fingerprint, 7) * 0x9E3779B97F4A7C15u + sum;
+  }
+  return fingerprint;
+}
+
+std::uint64_t checksum(const std::uint8_t* data, std::size_t bytes) {
+  // Each lane is a chain of steps that are one-to-one, both in the state and in the word.
+  constexpr std::size_t kLanes = 8;
+  constexpr std::uint64_t kPrime = 0x9E3779B185EBCA87u;
+  const auto step = [](std::uint64_t state, std::uint64_t word) {
+    return std::rotl(state ^ word, 29) * kPrime;
+  };
+  std::uint64_t lanes[kLanes];
+  for (std::size_t i = 0; i < kLanes; ++i) lanes[i] = kPrime * (i + 1);
+  std::size_t at = 0;
+  for (; bytes - at >= 8 * kLanes; at += 8 * kLanes) {
+    for (std::size_t i = 0; i < kLanes; ++i) {
+      std::uint64_t word;
+      std::memcpy(&word, data + at + 8 * i, 8);
+      lanes[i] = step(lanes[i], word);
+    }
+  }
+  std::uint8_t tail[8 * kLanes] = {};
+  if (bytes > at) std::memcpy(tail, data + at, bytes - at);
+  std::uint64_t sum = bytes;
+  for (std::size_t i = 0; i < kLanes; ++i) {
+    std::uint64_t word;
+    std::memcpy(&word, tail + 8 * i, 8);
+    sum = step(sum, step(lanes[i], word));
+  }
+  return sum ^ sum >> 32;
 }
 
 }  // namespace tidemill

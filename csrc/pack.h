@@ -49,4 +49,12 @@ PackedMatrix packed_view(TensorType type, int rows, int cols, const std::uint8_t
 void pack_tiles(TensorType type, int rows, int cols, const std::uint8_t* src, std::uint8_t* dst,
                 int tile_begin, int tile_end);
 
+// A number that changes with every change of how any type is packed: of the packed bytes of made-up
+// matrices. Files of packed weights are named by it, so that none outlives the layout it has.
+std::uint64_t pack_fingerprint();
+
+// Tells damaged bytes from sound ones, at about the speed of reading them; no defence against
+// whoever means harm. Changing any eight aligned bytes always changes it.
+std::uint64_t checksum(const std::uint8_t* data, std::size_t bytes);
+
 }  // namespace tidemill

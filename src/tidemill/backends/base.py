@@ -78,12 +78,28 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a model's weights come from, for a backend that keeps them packed between runs.
+
+    ``identity`` stands for the content of the ``files``: other content, another identity.
+    """
+
+    identity: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes that a runner will hold, computed before anything is allocated."""
+    """Bytes that a runner will hold, computed before anything is allocated.
+
+    ``mapped`` of the ``weights`` are read in place from a file: those pages are shared with other
+    processes, and the system can take them back.
+    """
 
     weights: int
     kv: int
     scratch: int
+    mapped: int = 0
 
     @property
     def total(self) -> int:

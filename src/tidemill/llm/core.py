@@ -52,7 +52,9 @@ class LoadOptions(TypedDict, total=False):
     max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
     pre_tokenizer: instead of the one that a GGUF file names, or does not.
     seed: makes requests that bring no seed repeatable too, in the order in which they come.
-    offline: never use the network. progress, on_stage: callbacks while downloading and loading.
+    keep_packed: keep packed weights in the store, so that later starts need not pack them again
+    (default: true). offline: never use the network. progress, on_stage: callbacks while downloading
+    and loading.
     """
 
     max_context: int | None
@@ -66,6 +68,7 @@ class LoadOptions(TypedDict, total=False):
     prefix_caching: bool
     pre_tokenizer: str | None
     seed: int | None
+    keep_packed: bool
     offline: bool | None
     progress: Progress | None
     on_stage: OnStage | None
@@ -79,7 +82,7 @@ def _check(options: LoadOptions) -> None:
         if name in ("progress", "on_stage"):
             if value is not None and not callable(value):
                 raise ValueError(f"{name} must be a function, not {value!r}")
-        elif name == "prefix_caching" and not isinstance(value, bool):
+        elif name in ("prefix_caching", "keep_packed") and not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, not {value!r}")
         elif name == "offline" and not isinstance(value, bool | None):
             raise ValueError(f"{name} must be true, false or None, not {value!r}")
@@ -135,6 +138,7 @@ class Core:
             kv_memory=options.get("kv_memory"),
             max_sequences=max_sequences,
             max_batch_tokens=options.get("max_batch_tokens", 512),
+            keep_packed=options.get("keep_packed", True),
             on_stage=on_stage,
         )
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
-from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Runner
+from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Origin, Runner
 from tidemill.engine.base import EngineConfig
 from tidemill.engine.engine import Engine
 from tidemill.engine.params import as_integer
@@ -24,6 +24,7 @@ from tidemill.text import load_tokenizer
 from tidemill.text.base import Tokenizer
 from tidemill.weights import open_checkpoint
 from tidemill.weights.base import Checkpoint
+from tidemill.weights.identity import content_identity
 
 log = logging.getLogger("tidemill")
 
@@ -50,6 +51,7 @@ class Backend(Protocol):
         max_batch_tokens: int,
         max_logit_rows: int,
         threads: int,
+        origin: Origin | None = None,
     ) -> MemoryPlan: ...
 
     def compile(
@@ -60,6 +62,7 @@ class Backend(Protocol):
         max_batch_tokens: int,
         max_logit_rows: int,
         threads: int,
+        origin: Origin | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Runner: ...
 
@@ -134,6 +137,14 @@ def open_model(
     return OpenModel(os.fspath(name), path, checkpoint, model, tokenizer, context)
 
 
+def origin_of(opened: OpenModel) -> Origin | None:
+    """What packed weights of this model are kept by; None if its files may still be changing."""
+    identity = content_identity(opened.checkpoint)
+    if identity is None:
+        return None
+    return Origin(identity, tuple(os.path.abspath(file) for file in opened.checkpoint.files))
+
+
 def backend_named(name: str) -> Backend:
     """The backend of that name. Raises ValueError if there is none."""
     if name not in ("cpu", "reference"):
@@ -159,6 +170,7 @@ def plan_memory(
     max_batch_tokens: int,
     max_logit_rows: int,
     threads: int,
+    origin: Origin | None = None,
 ) -> MemoryPlan:
     """What the backend and the sampler will hold. Raises ValueError beyond _MOST_BLOCKS."""
     if kv.n_blocks > _MOST_BLOCKS:
@@ -172,6 +184,7 @@ def plan_memory(
         max_batch_tokens=max_batch_tokens,
         max_logit_rows=max_logit_rows,
         threads=threads,
+        origin=origin,
     )
     return replace(plan, scratch=plan.scratch + scratch_bytes(opened.model.config.vocab_size))
 
@@ -186,12 +199,14 @@ def compile_model(
     max_sequences: int = 64,
     max_batch_tokens: int = 512,
     max_logit_rows: int | None = None,
+    keep_packed: bool = True,
     on_stage: OnStage | None = None,
 ) -> CompiledModel:
     """Plan the memory, refuse if it does not fit, and only then pack weights and allocate.
 
     ``kv_memory`` is the size of the KV cache in bytes; ``max_logit_rows`` defaults to one row per
-    sequence. Raises InsufficientMemoryError, ValueError.
+    sequence. Unless ``keep_packed`` is off, packed weights are kept in the store, and read from
+    there by the next start. Raises InsufficientMemoryError, ValueError.
     """
     chosen = backend_named(backend)
     cores = core_budget()
@@ -211,7 +226,7 @@ def compile_model(
         "threads": threads,
     }
     cache = size_cache(
-        lambda kv: plan_memory(opened, chosen, kv, **limits),
+        lambda kv: plan_memory(opened, chosen, kv, origin=None, **limits),
         max_context=opened.max_context,
         max_sequences=max_sequences,
         kv_dtype=kv_dtype,
@@ -223,6 +238,7 @@ def compile_model(
         opened.model,
         kv=cache.kv,
         **limits,
+        origin=origin_of(opened) if keep_packed else None,
         progress=lambda done, total: _tell(on_stage, "compile", done / max(1, total)),
     )
     _tell(on_stage, "ready")

@@ -29,8 +29,10 @@ from tidemill.store.operations import (
     list_unfinished,
     pull,
     remove,
+    remove_packed_of,
     resolve,
 )
+from tidemill.store.packed import PackedFile, list_packed, packed_limit, remove_packed
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -45,6 +47,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelNotFoundError",
     "OfflineError",
+    "PackedFile",
     "Progress",
     "ProgressEvent",
     "StoreError",
@@ -53,9 +56,13 @@ __all__ = [
     "home",
     "is_offline",
     "list_models",
+    "list_packed",
     "list_unfinished",
     "load_catalogue",
+    "packed_limit",
     "pull",
     "remove",
+    "remove_packed",
+    "remove_packed_of",
     "resolve",
 ]

@@ -37,6 +37,7 @@ from tidemill.store.names import (
     is_short_name,
     parse_reference,
 )
+from tidemill.store.packed import remove_packed
 from tidemill.store.selection import is_gguf
 from tidemill.store.transfer import CHUNK_BYTES, FileWriter, Workspace, full_disk_explained
 
@@ -132,7 +133,8 @@ def list_unfinished() -> list[tuple[str, int]]:
 
 
 def remove(name: str) -> int:
-    """Remove a model, and what an unfinished pull of it has left; gives the bytes freed.
+    """Remove a model, its packed files, and what an unfinished pull of it has left; gives the bytes
+    freed.
 
     A program that has the model open keeps it until it ends, where the system allows that.
 
@@ -151,12 +153,26 @@ def remove(name: str) -> int:
         )
     with _locked(folder, name, ignore_progress):
         freed = layout.size_of(model_folder) + layout.size_of(downloads)
+        freed += remove_packed(model_folder)
         try:
             layout.discard(model_folder)
             layout.discard(downloads)
         except OSError as error:
             raise StoreError(f"cannot remove {name!r}: {error}. Is it in use?") from error
     return freed
+
+
+def remove_packed_of(name: str) -> int:
+    """Remove the packed files of a model: of a name in the store, or of a path; gives the bytes
+    freed. The model itself stays.
+
+    Raises:
+        ModelNotFoundError: there is nothing of this name in the store.
+    """
+    name = as_text(name)
+    path = local_path(name, load_catalogue())
+    where = Path(os.path.abspath(path)) if path else layout.models_folder() / _folder_of(name)
+    return remove_packed(where)
 
 
 def is_offline(offline: bool | None = None) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tidemill.backends.base import KVCacheSpec, MemoryPlan
+from tidemill.backends.base import KVCacheSpec, MemoryPlan, Origin
 from tidemill.backends.cpu.build import Built, build
+from tidemill.backends.cpu.packed import PackedImage
 from tidemill.backends.cpu.runner import CpuRunner, Progress
 from tidemill.models import Model
 
@@ -17,9 +18,13 @@ def compile(
     max_batch_tokens: int = 512,
     max_logit_rows: int = 64,
     threads: int | None = None,
+    origin: Origin | None = None,
     progress: Progress | None = None,
 ) -> CpuRunner:
-    """Compile ``model`` and pack its weights.
+    """Compile ``model`` and pack its weights, or map those that an earlier run has kept.
+
+    With an ``origin`` packed weights are kept in the store for the next run, and used if they are
+    there (``tidemill.store.packed``). Without one nothing is read or written there.
 
     ``threads`` is the size of the thread team, the calling thread included (None: one per usable
     core). ``progress(done, total)`` is told the bytes of weights packed. Raises ``ValueError``
@@ -30,7 +35,7 @@ def compile(
     runner = CpuRunner(
         built, kv, max_batch_tokens, max_logit_rows, vocab_size=model.config.vocab_size
     )
-    runner.load(built, model.weights, progress)
+    runner.load(built, model.weights, PackedImage.of(built, model.weights, origin), progress)
     return runner
 
 
@@ -41,14 +46,18 @@ def plan(
     max_batch_tokens: int = 512,
     max_logit_rows: int = 64,
     threads: int | None = None,
+    origin: Origin | None = None,
 ) -> MemoryPlan:
     """The bytes that ``compile`` with the same arguments will take, exactly; takes none.
 
     The embedding table, which is read in place from the mapped file, is not counted: its pages
     are the page cache's.
     """
-    executor = _build(model, kv, max_batch_tokens, max_logit_rows, threads).executor
-    return MemoryPlan(executor.weight_bytes, executor.kv_bytes, executor.scratch_bytes)
+    built = _build(model, kv, max_batch_tokens, max_logit_rows, threads)
+    executor = built.executor
+    image = PackedImage.of(built, model.weights, origin)
+    mapped = executor.weight_bytes if image is not None and image.is_kept() else 0
+    return MemoryPlan(executor.weight_bytes, executor.kv_bytes, executor.scratch_bytes, mapped)
 
 
 def _build(

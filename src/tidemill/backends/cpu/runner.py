@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tidemill.backends.base import Batch, KVCacheSpec
 from tidemill.backends.cpu.build import Built
+from tidemill.backends.cpu.packed import Keeper, PackedImage
 from tidemill.weights.base import WeightTensor
 
 # Bytes of weights loaded so far, and in all.
@@ -31,21 +32,46 @@ class CpuRunner:
     ) -> None:  # fmt: skip
         self._executor: Any = built.executor
         self._tables: list[WeightTensor] = []  # read in place for as long as this lives
+        self._keeper: Keeper | None = None
+        self.weights_are_mapped = False
         self.kv = kv
         self.vocab_size = vocab_size
         self.max_batch_tokens = max_batch_tokens
         self.max_logit_rows = max_logit_rows
 
     def load(
-        self, built: Built, weights: Mapping[str, WeightTensor], progress: Progress | None = None
+        self,
+        built: Built,
+        weights: Mapping[str, WeightTensor],
+        image: PackedImage | None = None,
+        progress: Progress | None = None,
     ) -> None:
-        """Take the memory and pack all weights, one tensor after another, every thread at work.
+        """Take the memory and pack all weights, or map the packed ``image`` if it has been kept.
 
-        The pages of a mapped file are given back as soon as their tensor is packed, so that
-        the peak is the packed size and one tensor. Raises ``MemoryError`` if there is no room.
+        Weights that had to be packed are written to the image, if there is one, while the runner
+        is at work already. Raises ``MemoryError`` if there is no room.
         """
         executor = self._executor
+        self.weights_are_mapped = image is not None and image.map_into(executor)
         executor.allocate()
+        if not self.weights_are_mapped:
+            self._pack(built, weights, progress)
+            if image is not None:
+                self._keeper = image.keep(executor)
+        for name, index in built.tables.items():
+            tensor = weights[name]
+            executor.load_table(index, tensor.data)
+            self._tables.append(tensor)
+
+    def _pack(
+        self, built: Built, weights: Mapping[str, WeightTensor], progress: Progress | None
+    ) -> None:
+        """Pack one tensor after another, every thread at work.
+
+        The pages of a mapped file are given back as soon as their tensor is packed, so that
+        the peak is the packed size and one tensor.
+        """
+        executor = self._executor
         names = [*built.matrices, *built.vectors]
         sizes = {name: weights[name].nbytes for name in names}
         done, total = 0, sum(sizes.values())
@@ -59,10 +85,6 @@ class CpuRunner:
             done += sizes[name]
             if progress is not None:
                 progress(done, total)
-        for name, index in built.tables.items():
-            tensor = weights[name]
-            executor.load_table(index, tensor.data)
-            self._tables.append(tensor)
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Run one step; float32 logits (R, vocab_size), valid until the next call.
@@ -99,7 +121,10 @@ class CpuRunner:
 
     def close(self) -> None:
         """Free KV memory, weights and threads (once no logits of this runner are held);
-        idempotent."""
+        idempotent. Waits for packed weights that are still being written to the store."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.finish()
         self._executor = None
         self._tables.clear()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from tidemill.backends.base import KVCacheSpec, MemoryPlan
+from tidemill.backends.base import KVCacheSpec, MemoryPlan, Origin
 from tidemill.backends.reference.runner import ReferenceRunner
 from tidemill.models import Model
 
@@ -19,12 +19,13 @@ def compile(
     max_batch_tokens: int = 512,
     max_logit_rows: int = 64,
     threads: int | None = None,
+    origin: Origin | None = None,
     progress: Callable[[int, int], None] | None = None,
     optimised: bool = False,
 ) -> ReferenceRunner:
     """A runner for ``model``. ``threads`` is accepted as by every backend and left to NumPy, and
-    so is ``progress``, since nothing is packed. ``optimised`` runs the program that compiled
-    backends run, to test the passes."""
+    so are ``origin`` and ``progress``, since nothing is packed. ``optimised`` runs the program that
+    compiled backends run, to test the passes."""
     if kv.n_blocks < 1 or kv.block_size < 1 or max_batch_tokens < 1 or max_logit_rows < 1:
         raise ValueError("KV blocks, block size, batch tokens and logit rows must be at least 1")
     program = model.program
@@ -48,6 +49,7 @@ def plan(
     max_batch_tokens: int = 512,
     max_logit_rows: int = 64,
     threads: int | None = None,
+    origin: Origin | None = None,
 ) -> MemoryPlan:
     """Bytes that a runner comes to hold: everything in float32, every value of a step kept."""
     weights = sum(4 * math.prod(source.shape) for source in model.weights.sources.values())
