@@ -11,11 +11,13 @@ import click
 from tidemill.cli.options import (
     ENGINE,
     MAX_TEXT,
+    SPECULATION,
     answer_context_option,
     engine_options,
     pick,
     sampling_options,
     sampling_params,
+    speculation_options,
     system_option,
     template_option,
 )
@@ -36,6 +38,7 @@ BLOCK = '"""'
 @sampling_options
 @answer_context_option
 @engine_options
+@speculation_options
 def chat(model: str, system: str | None, chat_template: str | None, **options: Any) -> None:
     """Talk with MODEL; /help in the conversation lists the commands.
 
@@ -52,7 +55,7 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
     with LoadProgress(model, quiet=quiet) as progress:
         llm = LLM(
             model,
-            **pick(options, ENGINE),
+            **pick(options, ENGINE + SPECULATION),
             max_sequences=1,
             offline=options["offline"] or None,
             progress=progress.on_download,

@@ -115,6 +115,23 @@ def engine_options(command: Command) -> Command:
     )(command)
 
 
+def speculation_options(command: Command) -> Command:
+    """What guesses tokens ahead; see ``LoadOptions``."""
+    return _stack(
+        click.option(
+            "--speculative",
+            type=click.Choice(["auto", "lookup", "off"]),
+            help="Guess tokens from what prompt and answer have said before, which changes no "
+            "answer: as far as it pays, always, or never. [default: auto]",
+        ),
+        click.option(
+            "--draft-model",
+            metavar="MODEL",
+            help="A smaller model of the same vocabulary that guesses tokens instead.",
+        ),
+    )(command)
+
+
 def sampling_options(command: Command) -> Command:
     """How tokens are chosen; see ``tidemill.SamplingParams``."""
     return _stack(
@@ -220,6 +237,7 @@ SAMPLING = (
     "presence_penalty", "frequency_penalty", "seed", "stop", "ignore_eos",
 )  # fmt: skip
 ENGINE = ("max_context", "threads", "kv_dtype", "backend", "pre_tokenizer")
+SPECULATION = ("speculative", "draft_model")
 
 
 def sampling_params(options: dict[str, Any]) -> SamplingParams:

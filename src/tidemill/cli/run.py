@@ -10,6 +10,7 @@ import click
 
 from tidemill.cli.options import (
     ENGINE,
+    SPECULATION,
     Text,
     answer_context_option,
     engine_options,
@@ -17,6 +18,7 @@ from tidemill.cli.options import (
     read_text,
     sampling_options,
     sampling_params,
+    speculation_options,
     system_option,
     template_option,
 )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 @sampling_options
 @answer_context_option
 @engine_options
+@speculation_options
 def run(
     model: str,
     prompt: str | None,
@@ -71,7 +74,7 @@ def run(
     with LoadProgress(model, quiet=quiet) as progress:
         llm = LLM(
             model,
-            **pick(options, ENGINE),
+            **pick(options, ENGINE + SPECULATION),
             max_sequences=1,
             offline=options["offline"] or None,
             progress=progress.on_download,

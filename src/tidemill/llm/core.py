@@ -6,17 +6,21 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 from tidemill.backends.base import KVDtype
 from tidemill.engine.base import Request
 from tidemill.engine.engine import Engine
-from tidemill.engine.params import SamplingParams, as_integer
+from tidemill.engine.params import SamplingParams, as_integer, as_number
+from tidemill.engine.speculation import MAX_DRAFT
+from tidemill.llm.draft import open_draft
 from tidemill.llm.driver import Driver
 from tidemill.llm.loading import (
     BackendName,
     CompiledModel,
     OnStage,
+    Speculative,
+    check_size,
     compile_model,
     open_model,
     start_engine,
@@ -50,6 +54,12 @@ class LoadOptions(TypedDict, total=False):
     4 GiB, at least one full context). backend: "cpu", or "reference" for plain NumPy.
     max_sequences: most sequences computed at once. max_batch_tokens: token budget of a step.
     max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
+    target_itl: seconds between two tokens of a sequence to aim at while the prompts of others are
+    computed: their chunks are made as long as fits into it (default: at most 256 tokens).
+    speculative: guess tokens ahead, which changes no output: "auto" by looking up what followed
+    the same words earlier in prompt and answer, as far as it pays; "lookup" the same, always as
+    many as there can be; "off" (default: "auto"; "off" on the reference backend). draft_model: a
+    smaller model of the same vocabulary that guesses instead, as far as it pays.
     pre_tokenizer: instead of the one that a GGUF file names, or does not.
     seed: makes requests that bring no seed repeatable too, in the order in which they come.
     keep_packed: keep packed weights in the store, so that later starts need not pack them again
@@ -66,6 +76,9 @@ class LoadOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_waiting: int
     prefix_caching: bool
+    target_itl: float | None
+    speculative: Speculative | None
+    draft_model: str | os.PathLike[str] | None
     pre_tokenizer: str | None
     seed: int | None
     keep_packed: bool
@@ -88,8 +101,18 @@ def _check(options: LoadOptions) -> None:
             raise ValueError(f"{name} must be true, false or None, not {value!r}")
         elif name == "max_waiting" or (name == "seed" and value is not None):
             as_integer(value, name)
+        elif name == "target_itl" and value is not None:
+            if as_number(value, name) <= 0:
+                raise ValueError(f"target_itl must be more than 0 seconds, not {value!r}")
+        elif name == "speculative" and value not in (None, *get_args(Speculative)):
+            raise ValueError(f"speculative must be 'off', 'lookup' or 'auto', not {value!r}")
         elif name == "pre_tokenizer" and not isinstance(value, str | None):
             raise ValueError(f"{name} must be a name, not {value!r}")
+    if options.get("draft_model") is not None and options.get("speculative") in ("off", "lookup"):
+        raise ValueError(
+            f"draft_model needs speculative='auto', not {options.get('speculative')!r}: "
+            "a draft model guesses instead of the lookup, and only where it pays"
+        )
 
 
 @dataclass(slots=True)
@@ -106,8 +129,11 @@ class Core:
     Closing frees KV memory, weights and threads.
     """
 
-    def __init__(self, compiled: CompiledModel, engine: Engine) -> None:
+    def __init__(
+        self, compiled: CompiledModel, engine: Engine, draft: CompiledModel | None = None
+    ) -> None:
         self.compiled = compiled
+        self.draft = draft
         self.driver = Driver(engine)
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
         self._templates: dict[str | None, ChatTemplate] = {}
@@ -121,7 +147,11 @@ class Core:
             raise TypeError(f"there is no option {unknown[0]!r}; there are {known}")
         _check(options)
         on_stage = options.get("on_stage")
-        max_sequences = options.get("max_sequences", 64)
+        max_sequences = check_size("max_sequences", options.get("max_sequences", 64))
+        draft_name = options.get("draft_model")
+        # The reference backend is there to be compared with: plain, unless asked otherwise.
+        plain = options.get("backend") == "reference" and draft_name is None
+        speculative = options.get("speculative") or ("off" if plain else "auto")
         opened = open_model(
             model,
             max_context=options.get("max_context"),
@@ -130,6 +160,15 @@ class Core:
             progress=options.get("progress"),
             on_stage=on_stage,
         )
+        draft_opened = None
+        if draft_name is not None:
+            draft_opened = open_draft(
+                draft_name,
+                opened,
+                offline=options.get("offline"),
+                progress=options.get("progress"),
+                on_stage=on_stage,
+            )
         compiled = compile_model(
             opened,
             backend=options.get("backend", "cpu"),
@@ -138,21 +177,41 @@ class Core:
             kv_memory=options.get("kv_memory"),
             max_sequences=max_sequences,
             max_batch_tokens=options.get("max_batch_tokens", 512),
+            # A few sequences may have several rows each: their guesses and the known token.
+            max_logit_rows=max_sequences
+            if speculative == "off"
+            else max(max_sequences, 1 + MAX_DRAFT),
             keep_packed=options.get("keep_packed", True),
             on_stage=on_stage,
         )
+        draft = None
         try:
+            if draft_opened is not None:
+                draft = compile_model(
+                    draft_opened,
+                    backend=options.get("backend", "cpu"),
+                    threads=options.get("threads"),
+                    kv_dtype=options.get("kv_dtype", "f16"),
+                    max_sequences=max_sequences,
+                    max_batch_tokens=options.get("max_batch_tokens", 512),
+                    on_stage=on_stage,
+                )
             engine = start_engine(
                 compiled,
                 max_sequences=max_sequences,
                 max_waiting=options.get("max_waiting", max_waiting),
                 prefix_caching=options.get("prefix_caching", True),
                 seed=options.get("seed"),
+                target_itl=options.get("target_itl"),
+                speculative=speculative,
+                draft=draft,
             )
         except BaseException:
             compiled.runner.close()
+            if draft is not None:
+                draft.runner.close()
             raise
-        return Core(compiled, engine)
+        return Core(compiled, engine, draft)
 
     @property
     def has_chat_template(self) -> bool:
@@ -182,6 +241,8 @@ class Core:
         with self.driver.lock:
             self.driver.close("the model was closed while this request ran")
             self.compiled.runner.close()
+            if self.draft is not None:
+                self.draft.runner.close()
 
     def prepare(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Literal, Protocol, cast, get_args
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Origin, Runner
 from tidemill.engine.base import EngineConfig
+from tidemill.engine.draft_model import DraftModel
 from tidemill.engine.engine import Engine
+from tidemill.engine.lookup import PromptLookup
 from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import scratch_bytes
+from tidemill.engine.speculation import MAX_DRAFT, Proposer
 from tidemill.hardware import CoreBudget, available_memory, core_budget
 from tidemill.llm.memory import SizedCache, default_context, size_cache
 from tidemill.models import Model, load_model
@@ -29,6 +33,7 @@ from tidemill.weights.identity import content_identity
 log = logging.getLogger("tidemill")
 
 BackendName = Literal["cpu", "reference"]
+Speculative = Literal["off", "lookup", "auto"]
 Stage = Literal["open", "tokenizer", "compile", "ready"]
 OnStage = Callable[[Stage, float], None]
 """Told each stage of a load as it begins, and how much of it is done (0 to 1; only packing the
@@ -262,9 +267,22 @@ def start_engine(
     max_waiting: int,
     prefix_caching: bool,
     seed: int | None = None,
+    target_itl: float | None = None,
+    speculative: Speculative = "off",
+    draft: CompiledModel | None = None,
 ) -> Engine:
-    """The engine over a compiled model; ``seed`` is for requests that bring none."""
+    """The engine over a compiled model; ``seed`` is for requests that bring none.
+
+    ``speculative`` as in ``LoadOptions``; ``draft`` guesses instead of prompt lookup.
+    """
     runner = compiled.runner
+    proposer: Proposer | None = None
+    if draft is not None:
+        proposer = DraftModel(
+            draft.runner, vocab_size=runner.vocab_size, max_context=draft.opened.max_context
+        )
+    elif speculative != "off":
+        proposer = PromptLookup()
     return Engine(
         runner,
         compiled.opened.tokenizer,
@@ -274,8 +292,13 @@ def start_engine(
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
+            target_itl=target_itl,
+            max_draft=MAX_DRAFT,
+            adaptive_drafts=speculative != "lookup",
         ),
         entropy=seed,
+        proposer=proposer,
+        clock=None if proposer is None and target_itl is None else time.perf_counter,
     )
 
 

@@ -54,13 +54,16 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Seconds on one monotonic clock; None for what has not happened."""
+    """Seconds on one monotonic clock; None for what has not happened. ``drafted_tokens`` were
+    guessed ahead for the ended outputs, ``accepted_tokens`` of them were right."""
 
     arrival_time: float
     prompt_done_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -187,6 +190,8 @@ class OutputBuilder:
         if event.text:
             self._text[event.index].append(event.text)
         out.finish_reason, out.stop_reason = event.reason, event.stop_reason
+        self.output.metrics.drafted_tokens += event.drafted_tokens
+        self.output.metrics.accepted_tokens += event.accepted_tokens
         if event.cumulative_logprob is not None:
             out.cumulative_logprob = event.cumulative_logprob
         self.output.finished = all(o.finished for o in self.output.outputs)
