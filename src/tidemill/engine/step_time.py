@@ -10,7 +10,8 @@ are fitted by recursive least squares on relative errors, so that short steps co
   on the decomposition of the information matrix", Automatica 36(11), 2000). After an hour of
   single decodes the cost of a prompt token is still known.
 - A measurement far off the others (a paused process, a busy machine) weighs as little as it is
-  far off (Huber's weights), and so cannot move the fit by more than an ordinary one.
+  far off (Huber's weights), and so cannot move the fit by more than an ordinary one. Many such in
+  a row, all on one side, are a change of the machine's speed, and scale all costs at once.
 - No cost is negative: the nearest such fit is used, by the metric of what is known.
 
 Before the first measurement the costs are a guess, of which the proportions stay believed until
@@ -26,14 +27,17 @@ import numpy as np
 import numpy.typing as npt
 
 _FADE = 0.98  # of old information in the direction of a new measurement
-_SHAPE_WEIGHT = 0.05  # how many measurements the guessed proportions are worth
+_FADE_PER_DEVIATION, _FASTEST_FADE = 0.25, 0.85
+_SHAPE_WEIGHT = 0.02  # how many measurements the guessed proportions are worth
 _SCALE_WEIGHT = 0.001  # the same for the guessed speed
 _WARM = 8  # measurements before any is taken for an outlier
 _OUTLIER = 3.0  # mean deviations beyond which a measurement loses weight
+_CHANGE = 6  # outliers in a row on one side that are believed after all
 _SLOW = 0.05  # of the running mean deviation
 _LEAST_DEVIATION = 0.005
-_EVERY = 4  # once warm, one in so many steps like those before is measured
+_GOOD, _EVERY = 0.03, 4  # once warm, one in so many steps predicted that well is learned from
 _MOST_TOKENS = 2**31
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e6
 _TAIL = 0.99  # the share of steps that ``tail`` covers
 
 
@@ -75,8 +79,10 @@ class StepTimeModel:
         # Along (1, 1, 1, 1) the guess is loose, across it firm.
         self._information = _SHAPE_WEIGHT * (np.eye(4) - one / 4) + _SCALE_WEIGHT * one / 4
         self._fit = np.ones(4)
+        self._used = self._fit
         self._deviation = 0.1
         self._tail = 0.0
+        self._astray: list[float] = []  # the last outliers' ratios, all on one side
         self._use(self._unit)
         self.measured = 0
         """Measurements taken so far."""
@@ -127,32 +133,50 @@ class StepTimeModel:
 
     def observe(self, work: Work, seconds: float) -> None:
         """Learn from a step that took ``seconds``. Times that cannot be are passed over."""
-        if not (0 < seconds < math.inf):
+        if not _LEAST_SECONDS < seconds < _MOST_SECONDS:
             return
         self.measured += 1
-        if self.measured > 16 * _WARM and self.measured % _EVERY:
-            return
-        features = self._unit * (1.0, work.tokens, work.context, work.rows)
         if self.measured == 1:
-            scale = seconds / float(features.sum())
-            self._unit = self._unit * scale
-            features = features * scale
-        predicted = self.seconds(work) if self.measured > 1 else seconds
-        x = features / max(predicted, 1e-12)
-        error = seconds / max(predicted, 1e-12) - float(x @ self._fit)
+            self._use(self._unit)
+            self._unit = self._unit * (seconds / self.seconds(work))
+            self._use(self._unit)
+        self._note_change(seconds / max(self.seconds(work), 1e-12))
+        predicted = max(self.seconds(work), 1e-12)
+        excess = seconds / predicted - 1
+        self._note_tail(excess)
+        if abs(excess) < _GOOD and self.measured > 16 * _WARM and self.measured % _EVERY:
+            return
+        x = self._unit * (1.0, work.tokens, work.context, work.rows) / predicted
+        error = seconds / predicted - float(x @ self._fit)
         weight = self._weigh(error)
-        self._note_tail(seconds / max(predicted, 1e-12) - 1)
         known = self._information @ x
         total = float(x @ known)
-        information = self._information - (1 - _FADE) / total * np.outer(known, known)
+        # The worse the predictions, the faster what they come from is given up.
+        fade = max(_FASTEST_FADE, _FADE - _FADE_PER_DEVIATION * self._deviation)
+        information = self._information - (1 - fade) / total * np.outer(known, known)
         information += weight * np.outer(x, x)
         self._information = (information + information.T) / 2
         self._fit = self._fit + np.linalg.solve(self._information, x * (weight * error))
-        used = self._fit if self._fit.min() >= 0 else _not_negative(self._information, self._fit)
-        self._use(used * self._unit)
+        least = float(self._fit.min())
+        self._used = self._fit if least >= 0 else _not_negative(self._information, self._fit)
+        self._use(self._used * self._unit)
 
     def _use(self, costs: npt.NDArray[np.float64]) -> None:
         self._step, self._token, self._context, self._row = map(float, costs)
+
+    def _note_change(self, ratio: float) -> None:
+        """Many outliers in a row on one side are no disturbance: the whole machine has become
+        slower or faster, at least by the ``ratio`` of measured to predicted that is nearest 1."""
+        if self.measured <= _WARM or abs(ratio - 1) <= _OUTLIER * self._deviation:
+            self._astray.clear()
+            return
+        if self._astray and (self._astray[0] > 1) != (ratio > 1):
+            self._astray.clear()
+        self._astray.append(ratio)
+        if len(self._astray) > _CHANGE:
+            self._unit = self._unit * (min(self._astray) if ratio > 1 else max(self._astray))
+            self._use(self._used * self._unit)
+            self._astray.clear()
 
     def _weigh(self, error: float) -> float:
         size = abs(error)
