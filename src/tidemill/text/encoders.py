@@ -5,47 +5,16 @@ An encoder gets the text between special tokens, never the special tokens themse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers
 
+from tidemill.text.byte_pairs import Encode, library_encode
 from tidemill.text.errors import TokenizerError, library_errors
-from tidemill.text.pretokenizers import PreTokenizer
 from tidemill.text.spm import SpmEncoder
 from tidemill.text.vocabulary import SPACE_MARK, TokenType, Vocabulary, is_text
-
-Encode = Callable[[str], list[int]]
-
-
-def byte_level_encoder(
-    ids: Mapping[str, int],
-    special_ids: frozenset[int],
-    merges: Iterable[str],
-    pre: PreTokenizer,
-) -> Encode:
-    """Byte-level BPE: split by the family's patterns, then merge by rank."""
-    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
-    plain = {text: i for text, i in ids.items() if i not in special_ids and is_text(text)}
-    try:
-        model = _bpe(plain, pairs, pre)
-    except TokenizerError:
-        # A merge may involve a token that is typed as control.
-        model = _bpe({text: i for text, i in ids.items() if is_text(text)}, pairs, pre)
-    with library_errors("cannot build the pre-tokenizer"):
-        tokenizer = Tokenizer(model)
-        if pre.nfc:
-            tokenizer.normalizer = normalizers.NFC()
-        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    return _library_encode(tokenizer)
-
-
-def _bpe(vocab: dict[str, int], merges: list[tuple[str, str]], pre: PreTokenizer) -> models.BPE:
-    with library_errors("tokenizer.ggml.merges does not fit tokenizer.ggml.tokens"):
-        return models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges)
 
 
 def spm_encoder(
@@ -111,16 +80,7 @@ def unigram_encoder(
             steps.append(normalizers.Prepend(" "))
         steps.append(normalizers.Replace(" ", SPACE_MARK))
         tokenizer.normalizer = normalizers.Sequence(steps)
-    return _library_encode(tokenizer)
-
-
-def _library_encode(tokenizer: Tokenizer) -> Encode:
-    def encode(text: str) -> list[int]:
-        with library_errors("cannot encode the text"):
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
-
-    return encode
+    return library_encode(tokenizer)
 
 
 def _byte_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Sequence[int] | None:

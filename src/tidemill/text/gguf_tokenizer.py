@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.text.encoders import Encode, byte_level_encoder, spm_encoder, unigram_encoder
+from tidemill.text.byte_pairs import ByteLevelEncoder, Encode
+from tidemill.text.encoders import spm_encoder, unigram_encoder
 from tidemill.text.errors import TokenizerError
 from tidemill.text.gguf_metadata import TokenizerMetadata
 from tidemill.text.matcher import TokenMatcher
@@ -232,7 +233,7 @@ def _byte_level_scheme(
         raise TokenizerError("tokenizer.ggml.merges is missing")
 
     def make_encoder() -> Encode:
-        return byte_level_encoder(ids, special_ids, merges, pre)
+        return ByteLevelEncoder(vocabulary, ids, special_ids, merges, pre).encode
 
     return _Scheme(make_encoder, add_bos=pre.add_bos, add_eos=False, prefix_space=False)
 

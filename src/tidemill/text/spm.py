@@ -22,6 +22,7 @@ from tidemill.text.vocabulary import SPACE_MARK
 
 _CACHED_WORDS = 1 << 16
 _CACHED_WORD_CHARS = 48
+_SHORT_CHARS = 2048
 
 
 class SpmEncoder:
@@ -51,13 +52,13 @@ class SpmEncoder:
         self._byte_ids = byte_ids
         self._unknown_id = unknown_id
         self._prefix = SPACE_MARK if prefix_space else ""
-        self._words = _word_pattern(pieces)
+        self._words: re.Pattern[str] | None = None  # made for the first long text
         self._cached = lru_cache(maxsize=_CACHED_WORDS)(self._merge)
 
     def encode(self, text: str) -> list[int]:
         escaped = self._prefix + text.replace(" ", SPACE_MARK)
         ids: list[int] = []
-        for word in self._words.split(escaped):
+        for word in self._split(escaped):
             if len(word) <= _CACHED_WORD_CHARS:
                 ids.extend(self._cached(word))
             else:
@@ -65,6 +66,15 @@ class SpmEncoder:
         if self._byte_ids is None:
             return _fuse(ids, self._unknown_id)
         return ids
+
+    def _split(self, escaped: str) -> list[str]:
+        """Words that may be merged on their own. A short text need not be split: looking through
+        the whole vocabulary for how takes longer than merging it in one."""
+        if self._words is None:
+            if len(escaped) <= _SHORT_CHARS:
+                return [escaped]
+            self._words = _word_pattern(self._pieces)
+        return self._words.split(escaped)
 
     def _merge(self, word: str) -> tuple[int, ...]:
         """Merge until no two neighbours form a piece. O(n log n) in the word's characters."""
