@@ -39,6 +39,9 @@ class Oracle:
         self.seen.update(sequences)
         return [int(self._rng(s).random() >= self.silent) for s in sequences]
 
+    def first_rate(self, kind):
+        return 0.5
+
     def propose(self, sequences, lengths):
         drafts = []
         for sequence, n in zip(sequences, lengths, strict=True):

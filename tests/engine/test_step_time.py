@@ -55,7 +55,7 @@ def test_noise_averages_out() -> None:
     rng = random.Random(1)
     model = fitted((w, seconds(w) * rng.lognormvariate(0, 0.1)) for w in steps(600))
     assert worst(model) < 0.12
-    assert 0.1 < model.tail < 0.5  # the 99th percentile of that noise is at + 26 %
+    assert 0.15 < model.tail <= 0.25  # the 99th percentile of that noise is at + 26 %
 
 
 def test_a_paused_process_does_not_wreck_the_fit() -> None:
@@ -105,7 +105,7 @@ def test_what_is_not_seen_is_not_forgotten() -> None:
 def test_no_cost_is_ever_negative_or_not_a_number(measurements) -> None:
     model = fitted((Work(n, c, r), time) for n, c, r, time in measurements)
     assert all(math.isfinite(cost) and cost >= 0 for cost in model.costs)
-    assert 0 <= model.tail <= 1
+    assert 0 <= model.tail <= 0.25
 
 
 @given(

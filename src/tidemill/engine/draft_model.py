@@ -54,6 +54,9 @@ class DraftModel:
     def kinds(self, sequences: Seq[Sequence]) -> list[int]:
         return [int(len(s.tokens) < self._max_context) for s in sequences]
 
+    def first_rate(self, kind: int) -> float:
+        return 0.6
+
     def propose(self, sequences: Seq[Sequence], lengths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
         active: list[tuple[int, Sequence, int]] = []  # index, sequence, how many

@@ -89,6 +89,9 @@ class PromptLookup:
             kinds.append(length)
         return kinds
 
+    def first_rate(self, kind: int) -> float:
+        return min(0.1 * kind, 0.7)
+
     def propose(self, sequences: Seq[Sequence], lengths: Seq[int]) -> list[list[int]]:
         drafts = []
         for sequence, n in zip(sequences, lengths, strict=True):

@@ -28,7 +28,7 @@ MAX_DRAFT = 15
 
 _FADE = 0.95  # of what is known of a sequence's acceptance, per guess tested
 _FADE_ALL = 0.995  # the same for all sequences together
-_BELIEF = 3.0  # guesses that the others' acceptance is worth for a new sequence
+_BELIEF = 3.0  # guesses that what is believed is worth: of others for a sequence, at first for all
 _MARGIN = 1.15  # a guess must pay by this factor: its price is an estimate
 _FIRST_WAIT, _LAST_WAIT = 8, 64  # steps between guesses made only to see whether they pay again
 
@@ -40,6 +40,10 @@ class Proposer(Protocol):
     def kinds(self, sequences: Seq[Sequence]) -> list[int]:
         """What kind of guess there would be for each: kinds differ in how often they are right,
         which is learned for each. 0: none."""
+        ...
+
+    def first_rate(self, kind: int) -> float:
+        """The share of guesses of ``kind`` that are right, as long as nothing is known of it."""
         ...
 
     def propose(self, sequences: Seq[Sequence], lengths: Seq[int]) -> list[list[int]]:
@@ -161,7 +165,7 @@ class Speculator:
                 heapq.heappush(queue, (-chance / price, i, chance, price))
 
     def _rate(self, sequence: Sequence, kind: int) -> float:
-        belief = self._all.rate(kind, 0.5, 2.0)
+        belief = self._all.rate(kind, self.proposer.first_rate(kind), _BELIEF)
         record = self._records.get(sequence)
         return belief if record is None else record.counts.rate(kind, belief, _BELIEF)
 

@@ -39,6 +39,7 @@ _GOOD, _EVERY = 0.03, 4  # once warm, one in so many steps predicted that well i
 _MOST_TOKENS = 2**31
 _LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e6
 _TAIL = 0.99  # the share of steps that ``tail`` covers
+_MOST_TAIL = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class StepTimeModel:
 
     @property
     def tail(self) -> float:
-        """How far, as a share of the prediction, about one step in a hundred goes beyond it."""
+        """How far, as a share of the prediction, about one step in a hundred goes beyond it; at
+        most a quarter, since more than that is no matter of what a step computes."""
         return self._tail
 
     def seconds(self, work: Work) -> float:
@@ -192,7 +194,7 @@ class StepTimeModel:
         """A quantile, followed by steps in proportion to the usual deviation."""
         if self.measured > _WARM:
             share = _TAIL if excess > self._tail else _TAIL - 1
-            self._tail = min(max(self._tail + share * self._deviation, 0.0), 1.0)
+            self._tail = min(max(self._tail + share * self._deviation, 0.0), _MOST_TAIL)
 
 
 def _vector(costs: StepCosts) -> npt.NDArray[np.float64]:
