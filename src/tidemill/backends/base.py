@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from tidemill.records import dataclass
 
 KVDtype = Literal["f32", "f16", "q8_0"]
 

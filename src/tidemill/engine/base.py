@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.step_time import StepCosts
+from tidemill.records import dataclass
 
 FinishReason = Literal["stop", "length", "abort"]
 

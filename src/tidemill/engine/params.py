@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from tidemill.engine.errors import RequestError
+from tidemill.records import dataclass
 
 MAX_SAMPLES = 128  # n and best_of
 MAX_LOGPROBS = 20  # top tokens reported per position

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from tidemill import _native
 from tidemill.engine.base import TokenLogprob
 from tidemill.engine.params import MAX_LOGPROBS
+from tidemill.records import dataclass
 
 if TYPE_CHECKING:
     from tidemill.engine.sequence import Sequence

@@ -20,7 +20,6 @@ times comes back only when all the blocks it can ever need are free, which are t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 
@@ -28,6 +27,7 @@ from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.sequence import Sequence
 from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import SequenceTable, Span
+from tidemill.records import dataclass
 
 _ORDER = attrgetter("order")
 

@@ -21,10 +21,11 @@ measurements say otherwise; the overall speed is taken from the first one. No cl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from tidemill.records import dataclass
 
 _FADE = 0.98  # of old information in the direction of a new measurement
 _FADE_PER_DEVIATION, _FASTEST_FADE = 0.25, 0.85

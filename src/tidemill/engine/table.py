@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from tidemill.backends.base import Batch
 from tidemill.engine.sampling import ROW_DTYPE, fill_row
 from tidemill.engine.sequence import Sequence
+from tidemill.records import dataclass
 
 
 @dataclass(slots=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tidemill.hardware.cores import usable_cores
 from tidemill.hardware.cpu import cpu_info
 from tidemill.hardware.memory import available_memory
+from tidemill.records import dataclass
 
 _LEAST_BYTES = 256 << 20
 

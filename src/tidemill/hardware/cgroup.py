@@ -8,10 +8,10 @@ the formats of ``/proc/self/cgroup`` and ``/proc/self/mountinfo``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tidemill.hardware.hostfiles import ROOT, read_int, read_text
+from tidemill.records import dataclass
 
 # v1 says "no limit" with a huge number rounded to pages; nothing real is near it.
 _UNLIMITED = 1 << 60

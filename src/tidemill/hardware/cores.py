@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Set
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.hardware.cgroup import cpu_quota
 from tidemill.hardware.hostfiles import ROOT, parse_cpu_list, read_text, sysctl
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.hardware.hostfiles import (
@@ -14,6 +13,7 @@ from tidemill.hardware.hostfiles import (
     read_text,
     sysctl,
 )
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from tidemill.hardware.cgroup import memory_limit
 from tidemill.hardware.hostfiles import ROOT, read_text, sysctl
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

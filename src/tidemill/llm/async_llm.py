@@ -10,7 +10,6 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
@@ -20,6 +19,7 @@ from tidemill.engine.params import SamplingParams
 from tidemill.llm.core import Core, LoadOptions, Prepared
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt
+from tidemill.records import dataclass
 from tidemill.text.base import Tokenizer
 
 log = logging.getLogger("tidemill")

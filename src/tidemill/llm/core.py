@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict, get_args
 
 from tidemill.backends.base import KVDtype
@@ -34,6 +33,7 @@ from tidemill.llm.prompts import (
     as_tools,
     prepare,
 )
+from tidemill.records import dataclass
 from tidemill.store.base import Progress
 from tidemill.text import ChatTemplate, encode_chat
 from tidemill.text.base import Tokenizer

@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from tidemill.engine.base import ErrorEvent, Event, FinishEvent, Request
 from tidemill.engine.engine import Engine
+from tidemill.records import dataclass
 
 log = logging.getLogger("tidemill")
 

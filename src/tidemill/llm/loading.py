@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
@@ -22,6 +22,7 @@ from tidemill.engine.speculation import MAX_DRAFT, Proposer
 from tidemill.hardware import CoreBudget, available_memory, core_budget
 from tidemill.llm.memory import SizedCache, default_context, size_cache
 from tidemill.models import Model, load_model
+from tidemill.records import dataclass
 from tidemill.store import resolve
 from tidemill.store.base import Progress
 from tidemill.text import load_tokenizer

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan
+from tidemill.records import dataclass
 
 DEFAULT_CONTEXT = 8192
 BLOCK_SIZE = 16

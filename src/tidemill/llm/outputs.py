@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from tidemill.engine.base import (
@@ -15,6 +15,7 @@ from tidemill.engine.base import (
     TokenLogprob,
 )
 from tidemill.engine.params import SamplingParams
+from tidemill.records import dataclass
 from tidemill.text.base import Tokenizer
 
 FinishReason = Literal["stop", "length", "abort", "error"]

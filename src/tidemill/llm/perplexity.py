@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tidemill.backends.base import Batch, KVDtype, Runner
 from tidemill.llm.loading import BackendName, OnStage, compile_model, open_model
+from tidemill.records import dataclass
 from tidemill.store.base import Progress
 from tidemill.text.base import Tokenizer
 

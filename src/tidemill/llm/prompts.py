@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
+from tidemill.records import dataclass
 from tidemill.text.base import Tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from tidemill.models.config import ModelConfig
@@ -15,6 +15,7 @@ from tidemill.models.names import HFNames
 from tidemill.models.phi import PHI_NAMES, phi3, phi3_config
 from tidemill.models.qwen import qwen, qwen2_config, qwen3_config, qwen3moe_config
 from tidemill.program.graph import Graph, Tensor
+from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError
 
 _HEAD_NORMS = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}

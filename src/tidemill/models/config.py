@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill.models import hyper
 from tidemill.models.hyper import Hyper
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

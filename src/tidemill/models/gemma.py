@@ -7,7 +7,6 @@ Q and K instead and rotates its windowed layers by another base.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from tidemill.models.hyper import MAX_LAYERS, Hyper
 from tidemill.models.rope import frequencies, hf_rope_parameters, read_rope
 from tidemill.program.graph import Graph, Tensor, gelu_tanh, softcap
 from tidemill.program.ops import RopeSpec
+from tidemill.records import dataclass
 
 # The configs of multimodal Gemma 3 checkpoints leave out what has its usual value.
 GEMMA3_DEFAULTS = {

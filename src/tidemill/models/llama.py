@@ -6,7 +6,6 @@ leaves the rotation out of every fourth layer (NoPE, Yang et al. 2025).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill.models.blocks import gated_mlp, mixture
@@ -15,6 +14,7 @@ from tidemill.models.hyper import Hyper
 from tidemill.models.rope import read_rope
 from tidemill.program.graph import Graph, Tensor
 from tidemill.program.ops import RopeSpec
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

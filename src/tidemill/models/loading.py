@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tidemill.models.architectures import Architecture, find_architecture
 from tidemill.models.config import ModelConfig, common
 from tidemill.models.hyper import MAX_VOCAB, Hyper
@@ -12,6 +10,7 @@ from tidemill.models.sources import ModelWeights, Source
 from tidemill.program.analysis import weight_names
 from tidemill.program.graph import Graph, GraphError
 from tidemill.program.ops import Program
+from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tidemill.models.sources import AsStored, PlusOne, Source, split_gate_up, stack
+from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError, WeightTensor
 
 GLOBAL = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill.models.config import ModelConfig
@@ -11,6 +10,7 @@ from tidemill.models.names import HFNames
 from tidemill.models.rope import read_rope
 from tidemill.program.graph import Graph, Tensor, silu
 from tidemill.program.ops import RopeSpec
+from tidemill.records import dataclass
 
 PHI_NAMES = HFNames(layer={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"})
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
+from tidemill.records import dataclass
 from tidemill.weights.base import CheckpointError, TensorType, WeightTensor
 
 

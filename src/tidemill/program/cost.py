@@ -8,7 +8,6 @@ rate to get a bound on time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from tidemill.program.analysis import reads, weights_of, writes
@@ -31,6 +30,7 @@ from tidemill.program.ops import (
     Slice,
     Softcap,
 )
+from tidemill.records import dataclass
 from tidemill.weights.base import TensorType
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from tidemill.program.ops import (
@@ -38,6 +37,7 @@ from tidemill.program.ops import (
     Softcap,
     Value,
 )
+from tidemill.records import dataclass
 from tidemill.weights.base import CheckpointError
 
 Shape = tuple[int, ...]

@@ -10,8 +10,9 @@ weights by name; they are plain data, so that any backend can interpret, compile
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from tidemill.records import dataclass
 
 ValueId = int
 

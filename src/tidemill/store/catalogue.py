@@ -6,11 +6,11 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from tidemill.records import dataclass
 from tidemill.store.base import CatalogueError, InvalidNameError
 from tidemill.store.layout import home
 from tidemill.store.names import Reference, check_relative, is_short_name, parse_reference

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from tidemill.records import dataclass
 from tidemill.store.base import FileRecord, InvalidNameError
 from tidemill.store.layout import MANIFEST
 from tidemill.store.names import check_relative

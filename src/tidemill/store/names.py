@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from tidemill.records import dataclass
 from tidemill.store.base import InvalidNameError
 
 FORMS = """\

@@ -6,10 +6,10 @@ import contextlib
 import difflib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tidemill.records import dataclass
 from tidemill.store import layout
 from tidemill.store.base import (
     DiskFullError,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from tidemill.records import dataclass
 from tidemill.store.base import AmbiguousModelError, InvalidNameError, ModelNotFoundError
 
 # Which quantisation is taken when a repository offers several and none is named: first the usual

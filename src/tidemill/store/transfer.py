@@ -15,11 +15,11 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from tidemill.records import dataclass
 from tidemill.store.base import (
     DiskFullError,
     DownloadError,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tidemill.records import dataclass
 from tidemill.text.byte_pairs import ByteLevelEncoder, Encode
 from tidemill.text.encoders import spm_encoder, unigram_encoder
 from tidemill.text.errors import TokenizerError

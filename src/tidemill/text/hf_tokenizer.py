@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
+from tidemill.records import dataclass
 from tidemill.text.errors import TokenizerError, library_errors
 from tidemill.text.special_tokens import end_markers
 from tidemill.text.vocabulary import SPACE_MARK, Spelling, TokenType, Vocabulary, is_byte_token

@@ -7,7 +7,7 @@ splits the pieces that the one before it left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from tidemill.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

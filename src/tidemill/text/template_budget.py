@@ -6,9 +6,9 @@ import time
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
+from tidemill.records import dataclass
 from tidemill.text.errors import ChatTemplateError
 
 _MAX_INT_BITS = 4096

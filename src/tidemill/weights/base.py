@@ -9,12 +9,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from tidemill.records import dataclass
 
 
 class CheckpointError(ValueError):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import itertools
 import re
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill import _native
+from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError, TensorType, WeightTensor
 from tidemill.weights.mapped import map_file
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill import _native
@@ -29,6 +28,7 @@ from tidemill.backends.cpu.lowering import GROUP, WeightInfo, lower
 from tidemill.backends.cpu.memory import Sizes, map_memory
 from tidemill.program.ops import ActivationKind, Program
 from tidemill.program.passes import optimise
+from tidemill.records import dataclass
 from tidemill.weights.base import CheckpointError, TensorType
 
 # Rows up to which threads quantise for themselves instead of meeting at a barrier.

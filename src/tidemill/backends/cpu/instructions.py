@@ -7,10 +7,11 @@ within them. Offsets, and the barriers between threads, are worked out afterward
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from tidemill.program.ops import ActivationKind, RopeSpec
+from tidemill.records import dataclass
 
 Domain = Literal["tokens", "logits"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tidemill.backends.cpu.instructions import (
     Access,
@@ -20,6 +19,7 @@ from tidemill.backends.cpu.instructions import (
     Memory,
     RowChain,
 )
+from tidemill.records import dataclass
 
 _ALIGN = 64
 
