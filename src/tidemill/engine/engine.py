@@ -266,14 +266,16 @@ class Engine:
         speculator = self._speculator
         if speculator is None:
             return 0.0
+        tokens = sum(span.n for span in spans)
         rows = sum(s.n if s.sequence.wants_prompt_logprobs else 1 for s in spans)
+        limits = self._scheduler
         started = self._now()
         try:
             chosen = speculator.lengths(
                 spans,
-                self._scheduler.max_batch_tokens - sum(span.n for span in spans),
-                self._scheduler.max_logit_rows - rows,
-                self._scheduler.seconds_left,
+                Work(tokens, 0, rows),
+                room=min(limits.max_batch_tokens - tokens, limits.max_logit_rows - rows),
+                seconds=limits.seconds_left,
             )
             for span in chosen:
                 span.wanted = self._scheduler.make_room(span.sequence, span.wanted)

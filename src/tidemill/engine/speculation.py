@@ -112,20 +112,17 @@ class Speculator:
         self._records: dict[Sequence, _Record] = {}
         self._draft_seconds = 0.0
 
-    def lengths(self, spans: list[Span], tokens: int, rows: int, seconds: float) -> list[Span]:
+    def lengths(self, spans: list[Span], work: Work, *, room: int, seconds: float) -> list[Span]:
         """Choose the decodes of ``spans`` to guess for, and set their ``wanted`` and ``kind``.
 
-        ``tokens``, ``rows``: how many more the step may have. ``seconds``: how long it may take.
+        ``work`` is what the step has to compute, its context not counted. ``room``: how many more
+        tokens with logits it may have. ``seconds``: how much longer it may take.
         """
-        room = min(tokens, rows)
-        able = [span for span in spans if room and span.may_draft]
-        if not able:
-            return []
-        work = _work_of(spans)
         price = self._step_time.next_token(0) + self._draft_seconds
         before = self._step_time.seconds(work)
         if self._adaptive and before < _MARGIN * work.tokens * price:
             return []  # with so many tokens in the step not even a sure guess would pay
+        able = [span for span in spans if room > 0 and span.may_draft]
         sequences = [span.sequence for span in able]
         for span, kind in zip(able, self.proposer.kinds(sequences), strict=True):
             span.kind = kind
@@ -136,7 +133,9 @@ class Speculator:
                 span.wanted = min(self._max_draft, room, sequence.room - 1)
                 room -= span.wanted
             return [span for span in able if span.wanted > 0]
-        self._allot(able, work.tokens, before, room, seconds)
+        context = sum(s.n * s.sequence.computed + s.n * (s.n + 1) // 2 for s in spans)
+        before = self._step_time.seconds(Work(work.tokens, context, work.rows))
+        self._allot(able, work.tokens, before, room, before + seconds)
         return [span for span in able if span.wanted or self._probes(span, room)]
 
     def _allot(
@@ -218,14 +217,3 @@ class Speculator:
     def forget(self, sequence: Sequence) -> None:
         self._records.pop(sequence, None)
         self.proposer.forget(sequence)
-
-
-def _work_of(spans: list[Span]) -> Work:
-    """The step over ``spans``, roughly: the row after a prompt's end is not counted."""
-    tokens = context = rows = 0
-    for span in spans:
-        start = span.sequence.computed
-        tokens += span.n
-        context += span.n * start + span.n * (span.n + 1) // 2
-        rows += span.n == 1
-    return Work(tokens, context, rows)
