@@ -23,13 +23,18 @@ _EXTRAS = {"fsspec": ("models from s3:// and other fsspec URLs", ("fsspec", "s3f
     show_default=True,
     help="How long to measure memory bandwidth.",
 )
-def doctor(as_json: bool, seconds: float) -> None:
+@click.option(
+    "--check-packed",
+    is_flag=True,
+    help="Read all packed weights and compare them with their checksums; damaged ones are removed.",
+)
+def doctor(as_json: bool, seconds: float, check_packed: bool) -> None:
     """Describe this machine, what Tidemill uses of it, and what to do about what is missing.
 
     Memory bandwidth is measured now; the rest is read from the operating system. Exits with 1 if
     something is wrong that keeps models from running.
     """
-    report = examine(seconds)
+    report = examine(seconds, check_packed=check_packed)
     if as_json:
         import json
 
@@ -40,7 +45,7 @@ def doctor(as_json: bool, seconds: float) -> None:
         raise SystemExit(1)
 
 
-def examine(seconds: float) -> dict[str, Any]:
+def examine(seconds: float, *, check_packed: bool = False) -> dict[str, Any]:
     """Everything that ``doctor`` tells, as plain data."""
     findings: list[dict[str, str]] = []
     report: dict[str, Any] = {"version": _versions()}
@@ -96,6 +101,7 @@ def examine(seconds: float) -> dict[str, Any]:
             report["bandwidth"] = None
     report["extras"] = _extras()
     report["store"] = _store(findings)
+    report["packed"] = _packed(findings, check=check_packed and native)
     report["findings"] = findings
     return report
 
@@ -200,6 +206,41 @@ def _store(findings: list[dict[str, str]]) -> dict[str, Any]:
     }
 
 
+def _packed(findings: list[dict[str, str]], *, check: bool) -> dict[str, Any]:
+    from tidemill import store
+
+    limit: int | None = None
+    try:
+        limit = store.packed_limit()
+    except store.StoreError as error:
+        findings.append(_finding("error", str(error), "correct or unset it"))
+    files = store.list_packed()
+    damaged = []
+    if check:
+        from tidemill.backends.cpu.packed import check_packed
+        from tidemill.store.packed import discard_packed
+
+        for file in files:
+            if part := check_packed(file):
+                discard_packed(file.path)
+                damaged.append({"path": str(file.path), "part": part})
+                findings.append(
+                    _finding(
+                        "warning",
+                        f"packed weights of {file.header.sources[0]} were damaged (at {part})",
+                        "nothing: they are removed, and the next start packs them again; if it "
+                        "happens more than once, check the disk",
+                    )
+                )
+    return {
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+        "limit_bytes": limit,
+        "checked": check,
+        "damaged": damaged,
+    }
+
+
 def _finding(severity: str, what: str, todo: str) -> dict[str, str]:
     return {"severity": severity, "what": what, "do": todo}
 
@@ -244,6 +285,11 @@ def _print(report: dict[str, Any]) -> None:
     _row("model store", f"{where['home']} ({_gigabytes(where['free_bytes'])} free{offline})")
     names = [f"{m['name']} ({m['bytes'] / 1e6:.0f} MB)" for m in where["models"]]
     _row("models", ", ".join(names) or "none yet: tidemill pull smollm2")
+    packed = report["packed"]
+    limit = packed["limit_bytes"]
+    bound = "off" if limit == 0 else f"at most {_gigabytes(limit)}" if limit else "limit unknown"
+    checked = f", {packed['files'] - len(packed['damaged'])} sound" if packed["checked"] else ""
+    _row("packed weights", f"{packed['files']} ({_gigabytes(packed['bytes'])}, {bound}{checked})")
     if not report["findings"]:
         click.echo("\nNothing is missing.")
     for finding in report["findings"]:

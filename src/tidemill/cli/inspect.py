@@ -83,6 +83,7 @@ def inspect(
             "sequences": batch,
             "kv_dtype": kv_dtype,
             "weights_bytes": plan.weights,
+            "mapped_bytes": plan.mapped,
             "kv_bytes": plan.kv,
             "scratch_bytes": plan.scratch,
             "total_bytes": plan.total,
@@ -152,7 +153,9 @@ def _print_memory(
         ("scratch", plan.scratch),
         ("total", plan.total),
     ):
-        click.echo(f"  {name:<9} {_megabytes(value):>12}")
+        note = "  (mapped from the store: shared, and the system can take it back)"
+        mapped = note if name == "weights" and plan.mapped else ""
+        click.echo(f"  {name:<9} {_megabytes(value):>12}{mapped}")
     if available is not None:
         verdict = "fits" if plan.total <= available else "does not fit"
         click.echo(f"  available {_megabytes(available):>12}  ({verdict})")

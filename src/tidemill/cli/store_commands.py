@@ -10,7 +10,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tidemill.store import StoredModel
+    from tidemill.store import PackedFile, StoredModel
 
 
 @click.command()
@@ -48,6 +48,9 @@ def list_models(as_json: bool) -> None:
     from tidemill import store
 
     installed = store.list_models()
+    packed = store.list_packed()
+    taken = {model.name: _packed_bytes(packed, model) for model in installed}
+    others = [file for file in packed if not any(_is_of(file, model) for model in installed)]
     unfinished = dict(store.list_unfinished())
     names = {model.name for model in installed} | set(unfinished)
     available = [entry for entry in store.load_catalogue().values() if entry.name not in names]
@@ -55,7 +58,22 @@ def list_models(as_json: bool) -> None:
         _print_json(
             {
                 "home": str(store.home()),
-                "installed": [_describe(model) for model in installed],
+                "installed": [
+                    {**_describe(model), "packed_bytes": taken[model.name]} for model in installed
+                ],
+                "packed": {
+                    "bytes": sum(file.bytes for file in packed),
+                    "limit_bytes": store.packed_limit(),
+                    "files": [
+                        {
+                            "path": str(file.path),
+                            "bytes": file.bytes,
+                            "sources": list(file.header.sources),
+                            "used_at": _moment(file.used_ns),
+                        }
+                        for file in packed
+                    ],
+                },
                 "unfinished": [
                     {"name": name, "bytes": count} for name, count in unfinished.items()
                 ],
@@ -74,13 +92,21 @@ def list_models(as_json: bool) -> None:
         )
         return
     rows = [
-        (model.name, store.format_bytes(model.bytes), model.license or "-", str(model.path))
+        (
+            model.name,
+            store.format_bytes(model.bytes),
+            store.format_bytes(taken[model.name]) if taken[model.name] else "-",
+            model.license or "-",
+            str(model.path),
+        )
         for model in installed
     ]
+    rows += [("-", "-", store.format_bytes(f.bytes), "-", f.header.sources[0]) for f in others]
     rows += [
         (
             name,
             store.format_bytes(count),
+            "-",
             "-",
             f"unfinished; continue: tidemill pull {name}, drop: tidemill rm {name}",
         )
@@ -90,28 +116,59 @@ def list_models(as_json: bool) -> None:
         (
             entry.name,
             store.format_bytes(entry.bytes) if entry.bytes else "-",
+            "-",
             entry.license or "-",
             f"not downloaded: tidemill pull {entry.name}",
         )
         for entry in available
     ]
-    _print_table(("NAME", "SIZE", "LICENCE", "WHERE"), rows)
+    _print_table(("NAME", "SIZE", "PACKED", "LICENCE", "WHERE"), rows)
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option(
+    "--packed",
+    is_flag=True,
+    help="Only packed weights, which the next start makes again; all of them without NAME.",
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def rm(names: tuple[str, ...], yes: bool) -> None:
-    """Remove downloaded models, and what unfinished downloads of them have left."""
+def rm(names: tuple[str, ...], packed: bool, yes: bool) -> None:
+    """Remove downloaded models, their packed weights, and what unfinished downloads of them have
+    left."""
     from tidemill import store
 
+    if not names and not packed:
+        raise click.UsageError("say which models to remove, or --packed for all packed weights")
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on; add --yes to remove")
-        click.confirm(f"Remove {', '.join(names)} from {store.home()}?", abort=True, err=True)
+        what = ", ".join(names)
+        if packed:
+            what = f"the packed weights of {what or 'all models'}"
+        click.confirm(f"Remove {what} from {store.home()}?", abort=True, err=True)
+    if packed and not names:
+        click.echo(f"packed weights: removed, {store.format_bytes(store.remove_packed())} freed")
     for name in names:
-        freed = store.remove(name)
-        click.echo(f"{name}: removed, {store.format_bytes(freed)} freed")
+        freed = store.remove_packed_of(name) if packed else store.remove(name)
+        what = "packed weights removed" if packed else "removed"
+        click.echo(f"{name}: {what}, {store.format_bytes(freed)} freed")
+
+
+def _is_of(file: PackedFile, model: StoredModel) -> bool:
+    from tidemill.store.packed import is_source_in
+
+    return is_source_in(file, model.path)
+
+
+def _packed_bytes(files: Sequence[PackedFile], model: StoredModel) -> int:
+    return sum(file.bytes for file in files if _is_of(file, model))
+
+
+def _moment(time_ns: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="seconds")
 
 
 def _describe(model: StoredModel) -> dict[str, Any]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan
-from tidemill.llm.loading import BackendName, OpenModel, backend_named, check_size, plan_memory
+from tidemill.llm.loading import (
+    BackendName,
+    OpenModel,
+    backend_named,
+    check_size,
+    origin_of,
+    plan_memory,
+)
 from tidemill.llm.memory import BLOCK_SIZE
 from tidemill.models.sources import Source
+from tidemill.records import dataclass
 
 _LAYER = re.compile(r"^blk\.\d+\.")
 
@@ -108,6 +115,7 @@ def plan_model(
         max_batch_tokens=max(max_batch_tokens, sequences),
         max_logit_rows=sequences,
         threads=threads,
+        origin=origin_of(opened),
     )
 
 

@@ -6,6 +6,7 @@
         catalogue.toml               the user's own catalogue entries
         models/<folder>/             complete, verified models: model.json and the model's files
         downloads/<folder>/          what a pull has so far; never looked at by `resolve`
+        packed/                      packed weights (see `tidemill.store.packed`)
         locks/<folder>.lock          held while a model is pulled or removed
 
 A model appears in ``models`` by one rename of a finished folder, so it is there whole or not at

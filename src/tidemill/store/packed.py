@@ -31,10 +31,10 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tidemill.records import dataclass
 from tidemill.store import layout
 from tidemill.store.base import StoreError
 
@@ -369,7 +369,8 @@ def remove_packed(folder: Path | None = None) -> int:
 
 def is_source_in(file: PackedFile, folder: Path) -> bool:
     """Whether a packed file was made from something in ``folder`` (or from that file)."""
-    return any(folder == Path(s) or folder in Path(s).parents for s in file.header.sources)
+    sources = [Path(source) for source in file.header.sources]
+    return any(folder == source or folder in source.parents for source in sources)
 
 
 def discard_packed(path: Path) -> None:

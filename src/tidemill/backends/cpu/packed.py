@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 from tidemill import __version__, _native
 from tidemill.backends.base import Origin
 from tidemill.backends.cpu.build import Built
 from tidemill.models.sources import ModelWeights, Source
+from tidemill.records import dataclass
 from tidemill.store.base import StoreError
 from tidemill.store.packed import (
     Opened,
+    PackedFile,
     discard_packed,
     open_packed,
     packed_limit,
@@ -167,6 +172,24 @@ class Keeper(threading.Thread):
         except BaseException:
             self.cancelled = True
             raise
+
+
+def check_packed(file: PackedFile) -> str | None:
+    """Read a packed file whole; the first weight that is damaged, None if it is sound or gone."""
+    opened = open_packed(file.path.name)
+    if opened is None:
+        return None
+    with opened:
+        header = opened.header
+        with mmap.mmap(
+            opened.descriptor, header.image_bytes, prot=mmap.PROT_READ, offset=header.image_offset
+        ) as mapping:
+            image = np.frombuffer(mapping, np.uint8)
+            damaged = damaged_part(header.content, image)
+            del image
+        if damaged is None:
+            opened.seal()
+    return damaged
 
 
 def damaged_part(content: dict[str, Any], image: Any) -> str | None:
