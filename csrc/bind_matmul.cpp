@@ -8,9 +8,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -22,6 +24,7 @@
 #include "kernels.h"
 #include "matmul.h"
 #include "pack.h"
+#include "team.h"
 
 namespace nb = nanobind;
 
@@ -199,6 +202,38 @@ nb::ndarray<nb::numpy, float> dequantize(Bytes src, int type, std::int64_t rows,
   return as_numpy(std::move(out), rows, cols);
 }
 
+// Products per second of one format's bare arithmetic, all threads together.
+double peak_products(int type, int threads, double seconds, const std::string& isa) {
+  if (tidemill::block_shape(static_cast<TensorType>(type)).weights == 0) {
+    throw std::invalid_argument("unknown tensor type " + std::to_string(type));
+  }
+  if (!(seconds > 0.0 && seconds <= 60.0)) {
+    throw std::invalid_argument("seconds must be over 0 and at most 60");
+  }
+  const auto run = tidemill::kernels_named(isa.c_str()).matmul.peak[type];
+  nb::gil_scoped_release unlocked;
+  tidemill::Team team(threads);
+  std::vector<double> rates(static_cast<std::size_t>(threads));
+  team.run([&](int rank) {
+    using Clock = std::chrono::steady_clock;
+    // Short samples, of which a fifth may be lost to other programs: neither the mean nor the
+    // maximum can be trusted on a shared machine.
+    std::vector<double> samples;
+    const auto begin = Clock::now();
+    auto before = begin;
+    do {
+      const double products = run(500);
+      const auto after = Clock::now();
+      samples.push_back(products / std::chrono::duration<double>(after - before).count());
+      before = after;
+    } while (std::chrono::duration<double>(before - begin).count() < seconds);
+    const auto at = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() * 4 / 5);
+    std::nth_element(samples.begin(), at, samples.end());
+    rates[static_cast<std::size_t>(rank)] = *at;
+  });
+  return std::accumulate(rates.begin(), rates.end(), 0.0);
+}
+
 std::vector<std::string> available_isas() {
   int count = 0;
   const KernelTable* const* tables = tidemill::available_kernels(&count);
@@ -217,6 +252,9 @@ void bind_matmul(nb::module_& m) {
         nb::arg("cols"), "A stored (rows, cols) tensor, uint8 bytes, as float32.");
   m.def("quantize_activations", &quantize, nb::arg("x"), nb::arg("isa") = "",
         "float32 (T, K) to int8 in groups of 32: (q, scale, sum, half sums).");
+  m.def("peak_products", &peak_products, nb::arg("type"), nb::arg("threads"), nb::arg("seconds"),
+        nb::arg("isa") = "",
+        "Weight-activation products per second that the vector units reach on this type alone.");
   nb::class_<OwnedMatrix>(m, "PackedMatrix",
                           "A weight matrix (rows = out, cols = in) repacked for the kernels.")
       .def(nb::init<Bytes, int, std::int64_t, std::int64_t>(), nb::arg("data"), nb::arg("type"),

@@ -47,7 +47,7 @@ TIDEMILL_INLINE void unroll(std::integer_sequence<int, kQuad...>, const Body& bo
 
 // ---- the micro-kernel
 
-// Add the products of one quad to the dot products of two tokens: at once, where their order matters.
+// Add the products of one quad to the dot products of two tokens: at once, where order matters.
 template <int kQuad, class Dot, class... Factors>
 TIDEMILL_INLINE void add_two(Dot& x, Dot& y, b64 w, b64 a, b64 b, Factors... factors) {
   if constexpr (requires { Dot::template add_two<kQuad>(x, y, w, a, b, factors...); }) {
@@ -100,8 +100,8 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
                                f32x16 (&acc)[T]) {
   const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
   if constexpr (Format::kPacked) {
-    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same pace:
-    // hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
+    // Few tokens wait for memory. While this tile is read the next one is fetched, at the same
+    // pace: hardware prefetchers stop at page ends and start anew for each of a tile's two parts.
     const std::uint8_t* next = tile.next + static_cast<std::size_t>(group) * Format::kGroupBytes;
     for (int line = 0; line < Format::kGroupBytes; line += 64) prefetch(next + line);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "matmul.inl.h"
+#include "peak.inl.h"
 #include "quantize.inl.h"
 
 namespace tidemill::TIDEMILL_ISA {
@@ -130,25 +131,35 @@ void multiply_float(const Matmul& m) {
   }
 }
 
+template <TensorType type>
+constexpr void put_quantized(MatmulKernels& k) {
+  k.matmul[static_cast<int>(type)] = multiply_quantized<type>;
+  k.peak[static_cast<int>(type)] = peak_quantized<FormatOf<type>>;
+}
+template <TensorType type, class Weights>
+constexpr void put_float(MatmulKernels& k) {
+  k.matmul[static_cast<int>(type)] = multiply_float<Weights>;
+  k.peak[static_cast<int>(type)] = peak_float;
+}
+
 constexpr MatmulKernels matmul_kernels() {
   MatmulKernels k = {};
-  const auto at = [&k](TensorType type) -> auto& { return k.matmul[static_cast<int>(type)]; };
-  at(TensorType::F32) = multiply_float<WeightsF32>;
-  at(TensorType::F16) = multiply_float<WeightsF16>;
-  at(TensorType::BF16) = multiply_float<WeightsBF16>;
-  at(TensorType::Q4_0) = multiply_quantized<TensorType::Q4_0>;
-  at(TensorType::Q4_1) = multiply_quantized<TensorType::Q4_1>;
-  at(TensorType::Q5_0) = multiply_quantized<TensorType::Q5_0>;
-  at(TensorType::Q5_1) = multiply_quantized<TensorType::Q5_1>;
-  at(TensorType::Q8_0) = multiply_quantized<TensorType::Q8_0>;
-  at(TensorType::Q2_K) = multiply_quantized<TensorType::Q2_K>;
-  at(TensorType::Q3_K) = multiply_quantized<TensorType::Q3_K>;
-  at(TensorType::Q4_K) = multiply_quantized<TensorType::Q4_K>;
-  at(TensorType::Q5_K) = multiply_quantized<TensorType::Q5_K>;
-  at(TensorType::Q6_K) = multiply_quantized<TensorType::Q6_K>;
-  at(TensorType::IQ4_NL) = multiply_quantized<TensorType::IQ4_NL>;
-  at(TensorType::IQ4_XS) = multiply_quantized<TensorType::IQ4_XS>;
-  at(TensorType::MXFP4) = multiply_quantized<TensorType::MXFP4>;
+  put_float<TensorType::F32, WeightsF32>(k);
+  put_float<TensorType::F16, WeightsF16>(k);
+  put_float<TensorType::BF16, WeightsBF16>(k);
+  put_quantized<TensorType::Q4_0>(k);
+  put_quantized<TensorType::Q4_1>(k);
+  put_quantized<TensorType::Q5_0>(k);
+  put_quantized<TensorType::Q5_1>(k);
+  put_quantized<TensorType::Q8_0>(k);
+  put_quantized<TensorType::Q2_K>(k);
+  put_quantized<TensorType::Q3_K>(k);
+  put_quantized<TensorType::Q4_K>(k);
+  put_quantized<TensorType::Q5_K>(k);
+  put_quantized<TensorType::Q6_K>(k);
+  put_quantized<TensorType::IQ4_NL>(k);
+  put_quantized<TensorType::IQ4_XS>(k);
+  put_quantized<TensorType::MXFP4>(k);
   k.quantize = quantize_row;
   return k;
 }

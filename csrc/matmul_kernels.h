@@ -13,6 +13,9 @@ struct MatmulKernels {
   void (*matmul[kTensorTypeEnd])(const Matmul&);
   // One row of `cols` floats (a multiple of 32) to cols / 32 blocks.
   void (*quantize)(const float* x, int cols, ActivationBlock* out);
+  // By TensorType number: the bare products of that format (peak.inl.h), for `rounds` rounds; gives
+  // how many those were.
+  double (*peak[kTensorTypeEnd])(int rounds);
 };
 
 }  // namespace tidemill

@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("tidemill.cli.store_commands:rm", "Remove a downloaded model."),
     "inspect": ("tidemill.cli.inspect:inspect", "Describe a model and the memory it needs."),
     "eval": ("tidemill.cli.evaluate:evaluate", "Measure a model's quality."),
+    "bench": ("tidemill.cli.bench:bench", "Measure speed on this machine."),
     "doctor": ("tidemill.cli.doctor:doctor", "Describe this machine and what is missing."),
 }
 

@@ -89,18 +89,21 @@ answer_context_option = context_option(
 )
 
 
+threads_option = click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    envvar="TIDEMILL_THREADS",
+    show_envvar=True,
+    help="Compute threads. [default: the cores that this process may use]",
+)
+
+
 def engine_options(command: Command) -> Command:
     """How the model is loaded: threads, KV cache, backend."""
     return _stack(
-        click.option(
-            "-t",
-            "--threads",
-            type=click.IntRange(1, 1024),
-            metavar="N",
-            envvar="TIDEMILL_THREADS",
-            show_envvar=True,
-            help="Compute threads. [default: the cores that this process may use]",
-        ),
+        threads_option,
         kv_dtype_option,
         click.option(
             "--backend",

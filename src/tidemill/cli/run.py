@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 @system_option
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without a chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object at the end, no streaming.")
+@click.option(
+    "--profile", is_flag=True, help="Then where the time went, and what this machine could do."
+)
 @click.option("--stats/--no-stats", default=None, help="Speed on stderr. [default: on a terminal]")
 @template_option
 @sampling_options
@@ -48,6 +51,7 @@ def run(
     raw: bool,
     chat_template: str | None,
     as_json: bool,
+    profile: bool,
     stats: bool | None,
     **options: Any,
 ) -> None:
@@ -61,10 +65,13 @@ def run(
     text = _prompt_text(prompt)
     if raw and (system or chat_template):
         raise click.UsageError("--raw uses no chat template: no --system, no --chat-template")
+    if profile and options["backend"] != "cpu":
+        raise click.UsageError("--profile times the instructions of the cpu backend only")
 
     from time import monotonic
 
     from tidemill.cli.answer import Answer, describe_speed
+    from tidemill.cli.profile import report_text, steps_report, watch_steps
     from tidemill.cli.progress import LoadProgress
     from tidemill.llm import LLM, ContextLengthError
 
@@ -85,8 +92,9 @@ def run(
         if not quiet:
             print(llm.core.compiled.describe_threads(), file=sys.stderr)
         stream = _stream(llm, text, params, raw, system, chat_template)
+        watched = watch_steps(llm.core.compiled) if profile else nullcontext()
         # Its end drops the request, also when Ctrl-C or a closed pipe ends the loop.
-        with closing(stream):
+        with watched as steps, closing(stream):
             answer = Answer(None if as_json else sys.stdout)
             try:
                 for delta in stream:
@@ -96,6 +104,8 @@ def run(
                     f"{error}; --context N gives more room where the model has it"
                 ) from None
         answer.end()
+        if steps is not None:
+            report = steps_report(steps, llm.core.compiled)
     if answer.error:
         raise click.ClickException(answer.error)
     summary = answer.summary()
@@ -103,9 +113,13 @@ def run(
         import json
 
         summary["timings"]["load_s"] = loaded - started
+        if profile:
+            summary["profile"] = report
         click.echo(json.dumps({"model": model, **summary}, ensure_ascii=False, indent=2))
     elif stats or (stats is None and not quiet and sys.stderr.isatty()):
         print(describe_speed(summary), file=sys.stderr)
+    if profile and not as_json:
+        print(f"\n{report_text(report)}", file=sys.stderr)
 
 
 def _stream(

@@ -223,7 +223,7 @@ class _Builder:
             case EmbedRows():
                 table = self._table(instruction.weight)
                 view = self._view(instruction.out)
-                add.embed(instruction.weight, barriers, table, view, instruction.scale)
+                add.embed("embedding", barriers, table, view, instruction.scale)
             case RowChain():
                 self._add_chain(instruction, barriers)
             case Product():

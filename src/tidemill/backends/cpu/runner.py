@@ -34,6 +34,7 @@ class CpuRunner:
         self._tables: list[WeightTensor] = []  # read in place for as long as this lives
         self._keeper: Keeper | None = None
         self.weights_are_mapped = False
+        self.on_batch: Callable[[Batch], None] | None = None  # told of every step before it runs
         self.kv = kv
         self.vocab_size = vocab_size
         self.max_batch_tokens = max_batch_tokens
@@ -92,6 +93,8 @@ class CpuRunner:
         Raises ``ValueError`` that names the field if the batch breaks its contract; nothing has
         changed then.
         """
+        if self.on_batch is not None:
+            self.on_batch(batch)
         logits: npt.NDArray[np.float32] = self._open().forward(
             batch.tokens,
             batch.positions,

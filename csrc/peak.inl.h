@@ -1,0 +1,78 @@
+// What the vector units can do at most: the products of each weight format alone, operands in the
+// first-level cache, nothing scaled. `tidemill bench kernel` holds the real kernels against it.
+#pragma once
+
+#include "matmul.inl.h"
+
+namespace tidemill::TIDEMILL_ISA {
+namespace {
+
+// Each runs `rounds` rounds and gives how many products that were.
+
+template <class Format>
+double peak_quantized(int rounds) {
+  using Dot = typename Format::DotType;
+  constexpr int kTokens = 4;
+  alignas(64) static const std::uint8_t weights[8 * 64] = {1, 2, 3};
+  alignas(64) static const std::int8_t quads[kTokens][kGroup] = {{1, 2, 3}};
+  const std::uint8_t* w = weights;
+  const std::int8_t* x = quads[0];
+  const i32x16 factor = sub_factor(i32_splat(1));
+  alignas(64) std::int32_t sums[kTokens][kTileRows];
+  for (int round = 0; round < rounds; ++round) {
+    // The compiler must not work out the same group once for all rounds.
+    asm volatile("" : "+r"(w), "+r"(x));
+    Dot dot[kTokens];
+    unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
+      constexpr int j = decltype(quad)::value;
+      const b64 weight = b64_load(w + 64 * j);
+      unroll(std::make_integer_sequence<int, kTokens / 2>{}, [&](auto pair) {
+        constexpr int t = 2 * decltype(pair)::value;
+        const b64 a = b64_quad(x + t * kGroup + 4 * j);
+        const b64 b = b64_quad(x + (t + 1) * kGroup + 4 * j);
+        if constexpr (Format::kKind == Kind::kSub) {
+          add_two<j>(dot[t], dot[t + 1], weight, a, b, factor, factor);
+        } else {
+          add_two<j>(dot[t], dot[t + 1], weight, a, b);
+        }
+      });
+    });
+    unroll(std::make_integer_sequence<int, kTokens>{}, [&](auto token) {
+      constexpr int t = decltype(token)::value;
+      if constexpr (Format::kKind == Kind::kSigned) {
+        const std::int16_t halves[2] = {0, 0};
+        i32_store(sums[t], dot[t].sum(halves));
+      } else {
+        i32_store(sums[t], dot[t].sum());
+      }
+    });
+    asm volatile("" : : "r"(sums) : "memory");
+  }
+  return static_cast<double>(rounds) * kTileRows * kGroup * kTokens;
+}
+
+double peak_float(int rounds) {
+  // Twelve registers of AVX2: enough chains to hide the latency of fma.
+  constexpr int kSums = 6;
+  constexpr int kSteps = 32;
+  f32x16 sums[kSums];
+  for (f32x16& sum : sums) sum = f32_zero();
+  const f32x16 a = f32_splat(1.0f);
+  const f32x16 b = f32_splat(0.5f);
+  for (int round = 0; round < rounds; ++round) {
+    for (int step = 0; step < kSteps; ++step) {
+      unroll(std::make_integer_sequence<int, kSums>{}, [&](auto index) {
+        constexpr int i = decltype(index)::value;
+        sums[i] = fma(a, b, sums[i]);
+      });
+    }
+  }
+  f32x16 total = sums[0];
+  for (int i = 1; i < kSums; ++i) total = total + sums[i];
+  volatile float sink = reduce_add(total);
+  (void)sink;
+  return static_cast<double>(rounds) * kSteps * kSums * kTileRows;
+}
+
+}  // namespace
+}  // namespace tidemill::TIDEMILL_ISA

@@ -1,0 +1,143 @@
+"""``tidemill bench``: how fast this machine is, and how close to its limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import threads_option
+
+if TYPE_CHECKING:
+    from tidemill.backends.base import Batch
+    from tidemill.backends.cpu import CpuRunner
+
+_BLOCK = 16
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """Whole numbers from 1 on, with commas between."""
+
+    name = "n,n..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            counts = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is no list of whole numbers like 1,8,32", param, ctx)
+        if not all(1 <= count <= 1024 for count in counts):
+            self.fail("each number must be 1 to 1024", param, ctx)
+        return counts
+
+
+@click.group("bench", invoke_without_command=True)
+@click.pass_context
+def bench(ctx: click.Context) -> None:
+    """Measure speed on this machine."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@bench.command("kernel", short_help="Each operation's time against what the machine can do.")
+@click.argument("model", default="smollm2")
+@click.option(
+    "--prompt", type=click.IntRange(1, 8192), default=512, show_default=True,
+    help="Tokens of the prompt step.",
+)  # fmt: skip
+@click.option(
+    "--streams", type=Counts(), default="1,8,32", show_default=True,
+    help="Sequences of each decode step.",
+)  # fmt: skip
+@click.option(
+    "--context", type=click.IntRange(0, 131072), default=64, show_default=True,
+    help="Tokens before each decode step.",
+)  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(1, 1000), default=5, show_default=True,
+    help="Repetitions of each step.",
+)  # fmt: skip
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def kernel(
+    model: str,
+    prompt: int,
+    streams: tuple[int, ...],
+    context: int,
+    rounds: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Each operation's time in a forward step of MODEL, against this machine's limits.
+
+    A step's limit is the longer of what its bytes take at the measured memory bandwidth and what
+    its multiply-adds take at the measured rate of the vector units (the roofline). The time is
+    that of one thread, waiting for the others included. Run it on an otherwise idle machine.
+    """
+    from tidemill.backends import cpu
+    from tidemill.backends.base import KVCacheSpec
+    from tidemill.backends.cpu.roofline import measure_ceilings, watch, weight_types
+    from tidemill.cli.profile import ceilings_line, describe, describe_ceilings, table
+    from tidemill.cli.progress import LoadProgress
+    from tidemill.hardware import usable_cores
+    from tidemill.llm.loading import open_model
+
+    threads = threads or usable_cores()
+    with LoadProgress(model, quiet=as_json) as progress:
+        opened = open_model(model, progress=progress.on_download, on_stage=progress.on_stage)
+    blocks_each = -(-(context + 1) // _BLOCK)
+    n_blocks = max(max(streams) * blocks_each, -(-prompt // _BLOCK))
+    runner = cpu.compile(
+        opened.model,
+        kv=KVCacheSpec(n_blocks, _BLOCK),
+        max_batch_tokens=max(prompt, *streams),
+        max_logit_rows=max(streams),
+        threads=threads,
+    )
+    ceilings = measure_ceilings(weight_types(opened.model), threads)
+    limits = describe_ceilings(ceilings)
+    steps = [(f"prompt of {prompt} tokens", _batch(runner, 1, prompt, 0))]
+    steps += [
+        (f"decode, {n} stream(s), context {context}", _batch(runner, n, 1, context))
+        for n in streams
+    ]
+    results = []
+    if not as_json:
+        click.echo(ceilings_line(limits))
+    for title, batch in steps:
+        runner.forward(batch)  # pages and caches
+        with watch(runner) as profile:
+            for _ in range(rounds):
+                runner.forward(batch)
+        result = {"step": title, **describe(profile, opened.model, ceilings)}
+        results.append(result)
+        if not as_json:
+            rate = result["tokens"] / result["seconds"]
+            click.echo(f"\n{title}: {rate:.0f} tokens/s, {result['of_bound']:.0%} of the limit")
+            click.echo(table(result))
+    runner.close()
+    if as_json:
+        import json
+
+        click.echo(json.dumps({"model": model, "limits": limits, "steps": results}, indent=2))
+
+
+def _batch(runner: CpuRunner, n: int, new: int, past: int) -> Batch:
+    """``n`` sequences with ``new`` tokens each behind ``past`` others."""
+    import numpy as np
+
+    from tidemill.backends.base import Batch
+
+    blocks_each = -(-(past + new) // _BLOCK)
+    rng = np.random.default_rng(0)
+    return Batch(
+        tokens=rng.integers(0, runner.vocab_size, n * new).astype(np.int32),
+        positions=np.tile(np.arange(past, past + new, dtype=np.int32), n),
+        query_starts=np.arange(0, n * new + 1, new, dtype=np.int32),
+        context_lens=np.full(n, past + new, np.int32),
+        block_tables=np.arange(n * blocks_each, dtype=np.int32).reshape(n, -1),
+        logit_rows=np.arange(new - 1, n * new, new, dtype=np.int32),
+    )
