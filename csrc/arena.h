@@ -1,7 +1,7 @@
 // Aligned memory for weights, KV blocks and scratch.
 //
-// An AlignedBuffer is one anonymous mapping: zero-filled, page-aligned, offered to the kernel for
-// huge pages (fewer TLB misses when weights are streamed) and resident only where it is touched.
+// An AlignedBuffer is one anonymous mapping: zero-filled, page-aligned and resident only where it is
+// touched, in pages or (fewer TLB misses when weights are streamed) huge pages.
 // A Layout adds up the parts of such a buffer, so that the very same arithmetic plans the memory
 // before it is allocated and hands out the addresses afterwards. A FileMapping is a stretch of a file,
 // read in place: its pages are the page cache's, shared with every process that maps them.
@@ -48,10 +48,13 @@ class Layout {
   std::size_t total_ = 0;
 };
 
+// Huge pages where the kernel has them, or none: a touch of one byte then takes no more than a page.
+enum class Pages { huge, small };
+
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
-  explicit AlignedBuffer(std::size_t bytes) : size_(bytes) {
+  explicit AlignedBuffer(std::size_t bytes, Pages pages = Pages::huge) : size_(bytes) {
     if (bytes == 0) return;
     void* memory =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -59,7 +62,10 @@ class AlignedBuffer {
     data_ = static_cast<std::byte*>(memory);
 #ifdef MADV_HUGEPAGE
     // Only worth it where whole huge pages fit; refusal by the kernel does no harm.
-    if (bytes >= (std::size_t{4} << 20)) (void)::madvise(memory, bytes, MADV_HUGEPAGE);
+    const int advice = pages == Pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+    if (bytes >= (std::size_t{4} << 20)) (void)::madvise(memory, bytes, advice);
+#else
+    (void)pages;
 #endif
   }
   AlignedBuffer(AlignedBuffer&& other) noexcept

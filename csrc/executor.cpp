@@ -137,7 +137,9 @@ void Executor::allocate() {
   if (team_) throw std::logic_error("allocate() was called twice");
   check_view(logits_, limits_.max_logits, vocab_size_);
   if (mapped_weights_.data() == nullptr) weights_ = AlignedBuffer(weight_bytes());
-  kv_ = AlignedBuffer(kv_bytes());
+  // Every layer's part is touched from its beginning on, a few kilobytes a token: in huge pages a
+  // short sequence would hold two megabytes of each.
+  kv_ = AlignedBuffer(kv_bytes(), Pages::small);
   scratch_ = AlignedBuffer(scratch_bytes());
   partial_offset_ = align_up(shared_values_);
   seconds_.assign(instructions_.size(), 0.0);

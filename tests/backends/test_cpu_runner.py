@@ -20,10 +20,11 @@ from support.batches import Chunk, make_batch
 from support.tiny_models import CASE, CASES, TinyCase, write_folder, write_gguf
 from tidemill.backends import cpu
 from tidemill.backends.base import Batch, KVCacheSpec
-from tidemill.backends.cpu.runner import CpuRunner, release_pages
+from tidemill.backends.cpu.runner import CpuRunner
 from tidemill.models import Model, load_model
 from tidemill.weights import open_checkpoint
 from tidemill.weights.base import CheckpointError, TensorType, WeightTensor
+from tidemill.weights.mapped import release_pages
 
 # The package's name `build` is the function in it.
 build_module = importlib.import_module("tidemill.backends.cpu.build")

@@ -72,7 +72,7 @@ def test_list(tidemill, repo):
     assert code == 0
     lines = out.splitlines()
     assert lines[0].split() == ["NAME", "SIZE", "PACKED", "LICENCE", "WHERE"]
-    assert lines[1].split()[:4] == [repo, "200.0", "kB", "mit"]
+    assert lines[1].split()[:5] == [repo, "200.0", "kB", "-", "mit"]
     assert any("smollm2" in line and "tidemill pull smollm2" in line for line in lines)
     assert any("gemma3" in line and "253.1 MB" in line for line in lines)
 

@@ -5,6 +5,7 @@ An encoder gets the text between special tokens, never the special tokens themse
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -27,14 +28,12 @@ def spm_encoder(
 ) -> Encode:
     """SentencePiece BPE with byte fallback."""
     byte_ids = _byte_ids(vocabulary, ids)
-    pieces = dict(ids)
     # SentencePiece never produces control, user-defined or byte tokens by merging.
     hidden = vocabulary.ids_of(TokenType.USER_DEFINED, TokenType.BYTE)
-    for token_id in (*special_ids, *hidden, *(byte_ids or ())):
-        pieces.pop(vocabulary.texts[token_id], None)
     encoder = SpmEncoder(
-        pieces,
-        scores.tolist(),
+        ids,
+        array("d", scores.tobytes()),
+        hidden=(*special_ids, *hidden, *(byte_ids or ())),
         unused=vocabulary.ids_of(TokenType.UNUSED),
         byte_ids=byte_ids,
         unknown_id=unknown_id,

@@ -13,7 +13,7 @@ the library of that name.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
@@ -28,9 +28,10 @@ _SHORT_CHARS = 2048
 class SpmEncoder:
     """Encodes plain text (special tokens have been taken out).
 
-    pieces: the tokens that merging may produce, with their ids. scores: by id, higher is merged
-    earlier. unused: ids of pieces that are split up again after merging. byte_ids: the 256 byte
-    tokens, or None without byte fallback; then ``unknown_id`` stands for what no piece covers.
+    pieces: all tokens, with their ids. hidden: ids of those that merging does not produce. scores:
+    by id, higher is merged earlier. unused: ids of pieces that are split up again after merging.
+    byte_ids: the 256 byte tokens, or None without byte fallback; then ``unknown_id`` stands for
+    what no piece covers.
     prefix_space: put a space before the text.
     """
 
@@ -39,6 +40,7 @@ class SpmEncoder:
         pieces: Mapping[str, int],
         scores: Sequence[float],
         *,
+        hidden: Collection[int] = (),
         unused: Collection[int] = (),
         byte_ids: Sequence[int] | None,
         unknown_id: int | None,
@@ -48,6 +50,7 @@ class SpmEncoder:
             raise TokenizerError("the vocabulary has neither byte tokens nor an unknown token")
         self._pieces = pieces
         self._scores = scores
+        self._hidden = frozenset(hidden)
         self._unused = frozenset(unused)
         self._byte_ids = byte_ids
         self._unknown_id = unknown_id
@@ -73,12 +76,13 @@ class SpmEncoder:
         if self._words is None:
             if len(escaped) <= _SHORT_CHARS:
                 return [escaped]
-            self._words = _word_pattern(self._pieces)
+            shown = (text for text, piece in self._pieces.items() if piece not in self._hidden)
+            self._words = _word_pattern(shown)
         return self._words.split(escaped)
 
     def _merge(self, word: str) -> tuple[int, ...]:
         """Merge until no two neighbours form a piece. O(n log n) in the word's characters."""
-        pieces, scores = self._pieces, self._scores
+        pieces, scores, hidden = self._pieces, self._scores, self._hidden
         symbols = list(word)  # a symbol merged into its left neighbour becomes ""
         last = len(symbols) - 1
         following = list(range(1, len(symbols) + 1))
@@ -91,7 +95,7 @@ class SpmEncoder:
         def candidate(left: int, right: int) -> tuple[float, int, int, int] | None:
             text = symbols[left] + symbols[right]
             piece = pieces.get(text)
-            if piece is None:
+            if piece is None or piece in hidden:
                 return None
             if piece in self._unused:
                 split_of[text] = (symbols[left], symbols[right])
@@ -128,7 +132,7 @@ class SpmEncoder:
         while pending:
             text = pending.pop()
             piece = self._pieces.get(text)
-            if piece is None:
+            if piece is None or piece in self._hidden:
                 ids.extend(self._fallback(text))
             elif piece in self._unused and text in split_of:
                 left, right = split_of[text]
@@ -143,7 +147,7 @@ class SpmEncoder:
         return [self._unknown_id]
 
 
-def _word_pattern(pieces: Mapping[str, int]) -> re.Pattern[str]:
+def _word_pattern(pieces: Iterable[str]) -> re.Pattern[str]:
     """Matches the (empty) places where no piece can cross, so that words may be cached.
 
     That is before a space that follows another character, unless some piece has just that pair

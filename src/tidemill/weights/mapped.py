@@ -6,6 +6,7 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,3 +41,19 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
             f"{path}: this is a Git LFS pointer, not the model; run `git lfs pull` in its folder"
         )
     return np.frombuffer(mapping, dtype=np.uint8)
+
+
+def release_pages(data: npt.NDArray[np.uint8]) -> None:
+    """Give the whole pages of a view on a mapped file back to the kernel, which can read them
+    again; memory of another kind is left alone."""
+    owner: Any = data
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if not isinstance(owner, mmap.mmap) or data.size == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    whole = np.frombuffer(owner, dtype=np.uint8)
+    begin = data.ctypes.data - whole.ctypes.data
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < last:
+        owner.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from tidemill.backends.base import Batch, KVCacheSpec
 from tidemill.backends.cpu.build import Built
 from tidemill.backends.cpu.packed import Keeper, PackedImage
 from tidemill.weights.base import WeightTensor
+from tidemill.weights.mapped import release_pages
 
 # Bytes of weights loaded so far, and in all.
 Progress = Callable[[int, int], None]
@@ -135,19 +135,3 @@ class CpuRunner:
         if self._executor is None:
             raise RuntimeError("the runner is closed")
         return self._executor
-
-
-def release_pages(data: npt.NDArray[np.uint8]) -> None:
-    """Give the whole pages of a view on a mapped file back to the kernel, which can read them
-    again; memory of another kind is left alone."""
-    owner: Any = data
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if not isinstance(owner, mmap.mmap) or data.size == 0 or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    whole = np.frombuffer(owner, dtype=np.uint8)
-    begin = data.ctypes.data - whole.ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
