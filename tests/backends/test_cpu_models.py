@@ -24,6 +24,7 @@ from tidemill.backends.base import KVCacheSpec, KVDtype
 from tidemill.backends.cpu.build import build
 from tidemill.backends.cpu.runner import CpuRunner
 from tidemill.models import Model, load_model
+from tidemill.program.passes import PASSES
 from tidemill.weights import open_checkpoint
 
 CHUNKINGS = {"whole": [40], "pieces": [1, 7, 16, 3, 13], "decoded": [1] * 40}
@@ -57,6 +58,24 @@ def test_logits_are_those_of_transformers(case: TinyCase, threads: int, tmp_path
     for chunking in CHUNKINGS:
         found = run_tokens(runner, tokens, chunks_of(chunking, len(tokens)))
         assert relative_error(found[rows], logits) < 1e-5, chunking
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_passes_save_instructions_and_change_no_result(case: TinyCase, tmp_path: Path) -> None:
+    model = folder_model(case, tmp_path)
+    tokens, _, _ = expected(case)
+    kv = KVCacheSpec(16, 8, "f32")
+    results, instructions = [], []
+    for passes in (PASSES, ()):
+        runner = cpu.compile(
+            model, kv=kv, max_batch_tokens=64, max_logit_rows=64, threads=1, passes=passes
+        )
+        runner.profile(True)
+        results.append(run_tokens(runner, tokens, chunks_of("pieces", len(tokens))))
+        instructions.append(len(runner.timings()))
+        runner.close()
+    assert relative_error(*results) < 1e-5
+    assert instructions[0] < instructions[1]
 
 
 @pytest.mark.parametrize("case", GGUF_CASES, ids=str)

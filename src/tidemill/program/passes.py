@@ -34,13 +34,6 @@ Pass = Callable[[Program], Program]
 _OpT = TypeVar("_OpT", bound=Op)
 
 
-def optimise(program: Program) -> Program:
-    """The program that compiled backends run."""
-    for apply in PASSES:
-        program = apply(program)
-    return program
-
-
 def merge_linears(program: Program) -> Program:
     """Linears of the same input become one, its result sliced: Q, K and V; gate and up."""
     groups: dict[ValueId, list[Linear]] = defaultdict(list)
@@ -173,6 +166,13 @@ PASSES: tuple[Pass, ...] = (
     fuse_add_norms,
     drop_dead,
 )
+
+
+def optimise(program: Program, passes: tuple[Pass, ...] = PASSES) -> Program:
+    """The program that compiled backends run."""
+    for apply in passes:
+        program = apply(program)
+    return program
 
 
 def _ops_of(ops: Iterable[Op], kind: type[_OpT]) -> Iterator[_OpT]:

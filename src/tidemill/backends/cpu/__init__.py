@@ -7,6 +7,7 @@ from tidemill.backends.cpu.build import Built, build
 from tidemill.backends.cpu.packed import PackedImage
 from tidemill.backends.cpu.runner import CpuRunner, Progress
 from tidemill.models import Model
+from tidemill.program.passes import PASSES, Pass
 
 __all__ = ["CpuRunner", "compile", "plan"]
 
@@ -20,6 +21,7 @@ def compile(
     threads: int | None = None,
     origin: Origin | None = None,
     progress: Progress | None = None,
+    passes: tuple[Pass, ...] = PASSES,
 ) -> CpuRunner:
     """Compile ``model`` and pack its weights, or map those that an earlier run has kept.
 
@@ -27,11 +29,12 @@ def compile(
     there (``tidemill.store.packed``). Without one nothing is read or written there.
 
     ``threads`` is the size of the thread team, the calling thread included (None: one per usable
-    core). ``progress(done, total)`` is told the bytes of weights packed. Raises ``ValueError``
+    core). ``progress(done, total)`` is told the bytes of weights packed. ``passes`` rewrite the
+    program first; fewer of them give the same results, more slowly. Raises ``ValueError``
     for limits that make no sense, ``CheckpointError`` for weights that cannot be packed and
     ``MemoryError`` if there is no room.
     """
-    built = _build(model, kv, max_batch_tokens, max_logit_rows, threads)
+    built = _build(model, kv, max_batch_tokens, max_logit_rows, threads, passes)
     runner = CpuRunner(
         built, kv, max_batch_tokens, max_logit_rows, vocab_size=model.config.vocab_size
     )
@@ -66,6 +69,7 @@ def _build(
     max_batch_tokens: int,
     max_logit_rows: int,
     threads: int | None,
+    passes: tuple[Pass, ...] = PASSES,
 ) -> Built:
     if threads is None:
         from tidemill.hardware import usable_cores
@@ -78,4 +82,5 @@ def _build(
         max_batch_tokens=max_batch_tokens,
         max_logit_rows=max_logit_rows,
         threads=threads,
+        passes=passes,
     )

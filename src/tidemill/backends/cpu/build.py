@@ -27,7 +27,7 @@ from tidemill.backends.cpu.instructions import (
 from tidemill.backends.cpu.lowering import GROUP, WeightInfo, lower
 from tidemill.backends.cpu.memory import Sizes, map_memory
 from tidemill.program.ops import ActivationKind, Program
-from tidemill.program.passes import optimise
+from tidemill.program.passes import PASSES, Pass, optimise
 from tidemill.records import dataclass
 from tidemill.weights.base import CheckpointError, TensorType
 
@@ -62,10 +62,11 @@ def build(
     max_logit_rows: int,
     threads: int,
     isa: str = "",
+    passes: tuple[Pass, ...] = PASSES,
 ) -> Built:
-    """Compile a recorded program. ``isa`` names a kernel table, "" the best one. Raises
-    ``CheckpointError`` for weights that cannot be packed and ``ValueError`` for limits that make
-    no sense."""
+    """Compile a recorded program. ``isa`` names a kernel table, "" the best one; ``passes`` rewrite
+    the program first, and change no result. Raises ``CheckpointError`` for weights that cannot be
+    packed and ``ValueError`` for limits that make no sense."""
     if kv.dtype not in _KV_TYPES:
         raise ValueError(f"unknown KV dtype {kv.dtype!r}; use one of {', '.join(_KV_TYPES)}")
     for name, value, most in (
@@ -77,27 +78,39 @@ def build(
     ):
         if not 1 <= value <= most:
             raise ValueError(f"{name} must be at least 1 and at most {most}")
-    return _Builder(program, weights, kv, max_batch_tokens, max_logit_rows, threads, isa).built
+    lowered = _lower(program, weights, passes)
+    return _Builder(
+        program, lowered, weights, kv, max_batch_tokens, max_logit_rows, threads, isa
+    ).built
 
 
 @dataclass(frozen=True, slots=True)
 class _LastLowered:
     program: Program
     weights: dict[str, tuple[TensorType, tuple[int, ...]]]
+    passes: tuple[Pass, ...]
     lowered: Lowered
 
 
 _last: _LastLowered | None = None
 
 
-def _lower(program: Program, weights: Mapping[str, WeightInfo]) -> Lowered:
+def _lower(
+    program: Program, weights: Mapping[str, WeightInfo], passes: tuple[Pass, ...]
+) -> Lowered:
     """The optimised program's instructions. The last ones are kept: whoever sizes a KV cache
     plans the same program several times before it compiles it, and lowering takes longest."""
     global _last
     kinds = {name: (info.type, info.shape) for name, info in weights.items()}
     last = _last
-    if last is None or last.program is not program or last.weights != kinds:
-        last = _last = _LastLowered(program, kinds, lower(optimise(program), weights))
+    if (
+        last is None
+        or last.program is not program
+        or last.weights != kinds
+        or last.passes != passes
+    ):
+        lowered = lower(optimise(program, passes), weights)
+        last = _last = _LastLowered(program, kinds, passes, lowered)
     return last.lowered
 
 
@@ -105,6 +118,7 @@ class _Builder:
     def __init__(
         self,
         program: Program,
+        lowered: Lowered,
         weights: Mapping[str, WeightInfo],
         kv: KVCacheSpec,
         max_batch_tokens: int,
@@ -113,7 +127,6 @@ class _Builder:
         isa: str,
     ) -> None:
         self.weights = weights
-        lowered = _lower(program, weights)
         sizes = Sizes(
             max_tokens=max_batch_tokens,
             max_logits=max_logit_rows,
