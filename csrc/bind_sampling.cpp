@@ -4,21 +4,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels.h"
 #include "sampling.h"
+#include "team.h"
 
 namespace nb = nanobind;
 
 namespace {
 
 using tidemill::RowResult;
-using tidemill::RowStatus;
+using tidemill::Sampler;
 using tidemill::SamplingRow;
+using tidemill::Team;
+using tidemill::Tickets;
 
 template <class T, int Dims>
 using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
@@ -58,14 +63,22 @@ struct Results {
   }
 };
 
+// Whoever samples a row, its result is the same; so rows are shared among threads, each with a
+// Sampler of its own, once there is enough to do. Threads and their memory are made when first
+// needed: a process that samples a row or two at a time never has them.
 class BatchSampler {
  public:
   BatchSampler(std::int32_t vocab_size, Array<const std::uint8_t, 2> rows,
-               Array<const std::int32_t, 2> history, Results results)
-      : sampler_(vocab_size, tidemill::kernels().sampling),
+               Array<const std::int32_t, 2> history, Results results, int threads)
+      : vocab_size_(vocab_size),
+        threads_(threads),
         rows_(std::move(rows)),
         history_(std::move(history)),
         results_(std::move(results)) {
+    if (threads < 1 || threads > Team::kMaxSize) {
+      throw std::invalid_argument("threads must be between 1 and 1024");
+    }
+    samplers_.push_back(std::make_unique<Sampler>(vocab_size, tidemill::kernels().sampling));
     if (rows_.shape(1) != sizeof(SamplingRow)) {
       throw std::invalid_argument("a parameter row is not of the native layout's size");
     }
@@ -86,6 +99,7 @@ class BatchSampler {
       throw std::invalid_argument("the row arrays differ in length");
     }
     // Checked as a whole first: what follows runs without the GIL and must not fail half way.
+    double work = 0.0;
     for (std::size_t i = 0; i < n; ++i) {
       check_index(at.data()[i], logits.shape(0), "logit row");
       check_index(slots.data()[i], rows_.shape(0), "slot");
@@ -94,21 +108,21 @@ class BatchSampler {
       if (low < 0 || high < low || static_cast<std::size_t>(high) > bias.shape(0)) {
         throw std::invalid_argument("bias_starts does not rise within the bias entries");
       }
+      work += microseconds(row_of(slots.data()[i]));
     }
     nb::gil_scoped_release released;
-    for (std::size_t i = 0; i < n; ++i) {
+    share(n, work, [&](Sampler& sampler, std::size_t i) {
       const auto slot = static_cast<std::size_t>(slots.data()[i]);
-      SamplingRow row;
-      std::memcpy(&row, rows_.data() + slot * sizeof(SamplingRow), sizeof(SamplingRow));
+      const SamplingRow row = row_of(slots.data()[i]);
       const std::size_t width = history_.shape(1);
       const auto length = std::min(width, static_cast<std::size_t>(std::max(row.n_tokens, 0)));
       const auto low = static_cast<std::size_t>(bias_starts.data()[i]);
       const auto count = static_cast<std::size_t>(bias_starts.data()[i + 1]) - low;
-      results_.put(i, sampler_.sample(logits.data() + offset(at.data()[i]), row,
-                                      {history_.data() + slot * width, length},
-                                      {bias_ids.data() + low, count}, {bias.data() + low, count},
-                                      results_.ids_of(i), results_.top_of(i)));
-    }
+      results_.put(i, sampler.sample(logits.data() + offset(at.data()[i]), row,
+                                     {history_.data() + slot * width, length},
+                                     {bias_ids.data() + low, count}, {bias.data() + low, count},
+                                     results_.ids_of(i), results_.top_of(i)));
+    });
   }
 
   // Scores tokens[i] by logits row first + i.
@@ -124,19 +138,62 @@ class BatchSampler {
       check_index(tokens.data()[i], logits.shape(1), "token");
     }
     nb::gil_scoped_release released;
-    for (std::size_t i = 0; i < n; ++i) {
+    const double work = static_cast<double>(n) * kPassNanoseconds * 1e-3 * vocab_size_;
+    share(n, work, [&](Sampler& sampler, std::size_t i) {
       const float* row = logits.data() + offset(first) + i * logits.shape(1);
-      results.put(i, sampler_.score(row, tokens.data()[i], n_top, results.ids_of(i),
-                                    results.top_of(i)));
-    }
+      results.put(i, sampler.score(row, tokens.data()[i], n_top, results.ids_of(i),
+                                   results.top_of(i)));
+    });
   }
 
  private:
+  // Per logit, and only good for telling a little work from much: exponentials with what follows
+  // them (measured on one core with AVX2), and finding the maximum, of which only a part counts:
+  // it waits for memory, which more threads do not make faster.
+  static constexpr double kPassNanoseconds = 2.0;
+  static constexpr double kGreedyNanoseconds = 0.02;
+  // Below this, waking other threads costs about what they save.
+  static constexpr double kWorthSharing = 350.0;
+
+  // Roughly how long a row takes, as far as threads can share it.
+  double microseconds(const SamplingRow& row) const {
+    const bool greedy = (row.temperature < tidemill::kGreedyBelow || row.top_k == 1) &&
+                        row.top_logprobs < 0;
+    return (greedy ? kGreedyNanoseconds : kPassNanoseconds) * 1e-3 * vocab_size_;
+  }
+
+  SamplingRow row_of(std::int32_t slot) const {
+    SamplingRow row;
+    std::memcpy(&row, rows_.data() + static_cast<std::size_t>(slot) * sizeof(SamplingRow),
+                sizeof(SamplingRow));
+    return row;
+  }
+
+  // Runs job(sampler, i) for each i < n, on several threads if `work` microseconds are worth it.
+  void share(std::size_t n, double work, auto&& job) {
+    if (n < 2 || threads_ == 1 || work < kWorthSharing) {
+      for (std::size_t i = 0; i < n; ++i) job(*samplers_[0], i);
+      return;
+    }
+    while (samplers_.size() < static_cast<std::size_t>(threads_)) {
+      samplers_.push_back(std::make_unique<Sampler>(vocab_size_, tidemill::kernels().sampling));
+    }
+    if (!team_) team_ = std::make_unique<Team>(threads_);
+    tickets_.reset(threads_);
+    team_->run([&](int rank) {
+      Sampler& sampler = *samplers_[static_cast<std::size_t>(rank)];
+      for (auto i = static_cast<std::size_t>(rank); i < n;
+           i = static_cast<std::size_t>(tickets_.take())) {
+        job(sampler, i);
+      }
+    });
+  }
+
   std::size_t offset(std::int32_t row) const {
-    return static_cast<std::size_t>(row) * static_cast<std::size_t>(sampler_.vocab_size());
+    return static_cast<std::size_t>(row) * static_cast<std::size_t>(vocab_size_);
   }
   void check_logits(const Logits& logits) const {
-    if (logits.shape(1) != static_cast<std::size_t>(sampler_.vocab_size())) {
+    if (logits.shape(1) != static_cast<std::size_t>(vocab_size_)) {
       throw std::invalid_argument("the logits are not vocab_size wide");
     }
   }
@@ -146,7 +203,11 @@ class BatchSampler {
     }
   }
 
-  tidemill::Sampler sampler_;
+  std::int32_t vocab_size_;
+  int threads_;
+  std::vector<std::unique_ptr<Sampler>> samplers_;  // one per thread, the caller's first
+  std::unique_ptr<Team> team_;
+  Tickets tickets_;
   Array<const std::uint8_t, 2> rows_;
   Array<const std::int32_t, 2> history_;
   Results results_;
@@ -168,12 +229,13 @@ void bind_sampling(nb::module_& m) {
            nb::arg("ranks").noconvert(), nb::arg("status").noconvert(),
            nb::arg("top_ids").noconvert(), nb::arg("top_logprobs").noconvert());
   nb::class_<BatchSampler>(m, "BatchSampler",
-                           "Samples rows of logits by the parameter rows of their slots. One "
-                           "thread at a time; the GIL is released while it works.")
+                           "Samples rows of logits by the parameter rows of their slots, on up to "
+                           "`threads` threads. For one caller at a time; the GIL is released while "
+                           "it works.")
       .def(nb::init<std::int32_t, Array<const std::uint8_t, 2>, Array<const std::int32_t, 2>,
-                    Results>(),
+                    Results, int>(),
            nb::arg("vocab_size"), nb::arg("rows").noconvert(), nb::arg("history").noconvert(),
-           nb::arg("results"))
+           nb::arg("results"), nb::arg("threads") = 1)
       .def("sample", &BatchSampler::sample, nb::arg("logits").noconvert(),
            nb::arg("at").noconvert(), nb::arg("slots").noconvert(),
            nb::arg("bias_starts").noconvert(), nb::arg("bias_ids").noconvert(),

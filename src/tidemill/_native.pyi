@@ -29,6 +29,7 @@ class BatchSampler:
         rows: npt.NDArray[np.uint8],
         history: npt.NDArray[np.int32],
         results: SamplingResults,
+        threads: int = 1,
     ) -> None: ...
     def sample(
         self,

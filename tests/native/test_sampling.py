@@ -337,3 +337,41 @@ def test_tokens_outside_the_vocabulary_in_history_and_bias_are_passed_over() -> 
 
 def test_layout() -> None:
     assert ROW_DTYPE.itemsize == _native.SAMPLING_ROW_BYTES
+
+
+def test_threads_change_no_result() -> None:
+    """Rows of every kind, many enough to be shared among threads, again and again."""
+    vocab, n, width = 5003, 40, 30
+    rng = np.random.default_rng(5)
+    logits = (rng.standard_normal((n, vocab)) * 3).astype(np.float32)
+    logits[7, 100] = np.nan
+    history = rng.integers(0, vocab, (n, width)).astype(np.int32)
+    at, slots = rng.permutation(n).astype(np.int32), rng.permutation(n).astype(np.int32)
+    starts = np.arange(n + 1, dtype=np.int32) * 2
+    ids = rng.integers(0, vocab, 2 * n).astype(np.int32)
+    bias = rng.standard_normal(2 * n).astype(np.float32)
+    rows = np.zeros(n, ROW_DTYPE)
+    for i in range(n):
+        rows[i] = (
+            i, i % 3, 10, width, (0, 40, 1)[i % 3], (-1, 5, 0)[i % 7 % 3],
+            (0.0, 0.7, 1.3)[i % 5 % 3], (1.0, 0.9)[i % 2], (0.0, 0.01)[i % 4 % 2],
+            (1.0, 0.8)[i % 6 == 0], (1.0, 1.2)[i % 3 == 1], (0.0, 0.5)[i % 4 == 1], 0.0,
+        )  # fmt: skip
+    expected: list[bytes] | None = None
+    for threads in (1, 2, 3, 5):
+        results = Results(n, 20)
+        native = _native.BatchSampler(
+            vocab, rows.view(np.uint8).reshape(n, -1), history, results.native(), threads
+        )
+        for _ in range(3):
+            native.sample(logits, at, slots, starts, ids, bias)
+            scores = Results(n, 20)
+            native.score(np.nan_to_num(logits), 0, ids[:n].copy(), 20, scores.native())
+            got = [a.tobytes() for r in (results, scores) for a in vars(r).values()]
+            expected = expected or got
+            assert got == expected
+        assert int((results.status != 0).sum()) == 1
+    with pytest.raises(ValueError, match="threads must be between 1 and 1024"):
+        _native.BatchSampler(
+            vocab, rows.view(np.uint8).reshape(n, -1), history, results.native(), 0
+        )

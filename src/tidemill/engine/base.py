@@ -103,6 +103,7 @@ class EngineConfig:
     computed: such a step then holds as many prompt tokens as are predicted to fit into that time,
     instead of max_prefill_tokens, but at least 16, so that prompts advance under any target.
     step_costs: what a step is thought to cost before any was measured.
+    sampling_threads: threads that choose tokens when there are many to choose.
     max_draft: most tokens guessed ahead of a sequence; adaptive_drafts: only as many as pay.
     max_preemptions: a sequence preempted that often starts again only with all the KV blocks that
     it can ever need, and is then left alone. model_id: what names the model (and adapter) in the
@@ -117,6 +118,7 @@ class EngineConfig:
     max_preemptions: int = 8
     target_itl: float | None = None
     step_costs: StepCosts | None = None
+    sampling_threads: int = 1
     max_draft: int = 15
     adaptive_drafts: bool = True
     prefix_caching: bool = True

@@ -69,8 +69,8 @@ class Engine:
             raise ValueError("EngineConfig.max_waiting must be at least 1, max_preemptions 0")
         if config.target_itl is not None and not 0 < config.target_itl < math.inf:
             raise ValueError("EngineConfig.target_itl must be a positive number of seconds")
-        if config.max_draft < 1:
-            raise ValueError("EngineConfig.max_draft must be at least 1")
+        if config.max_draft < 1 or config.sampling_threads < 1:
+            raise ValueError("EngineConfig.max_draft and sampling_threads must be at least 1")
         kv = runner.kv
         self.config = config
         self.max_context = min(config.max_context, kv.n_blocks * kv.block_size)
@@ -110,7 +110,7 @@ class Engine:
                 max_draft=config.max_draft,
                 adaptive=config.adaptive_drafts,
             )
-        self._sampler = Sampler(self._table, runner.vocab_size)
+        self._sampler = Sampler(self._table, runner.vocab_size, config.sampling_threads)
         self._groups: dict[str, Group] = {}
         self._events: list[Event] = []
         self._arrivals = 0

@@ -34,6 +34,9 @@ STATUS_MESSAGES = {
     2: "no token is left to choose: logit_bias, penalties and min_tokens forbid all of them",
 }
 
+MAX_THREADS = 8
+"""More do not pay: a row's work is a few passes over its logits."""
+
 # Scratch of the native sampler, bytes per vocabulary entry: seven arrays of 4 to 8 bytes and a
 # flag per token (Sampler::Scratch in csrc/sampling.cpp).
 _SCRATCH_PER_TOKEN = 33
@@ -42,9 +45,9 @@ _NO_IDS = np.zeros(0, np.int32)
 _NO_BIAS = np.zeros(0, np.float32)
 
 
-def scratch_bytes(vocab_size: int) -> int:
-    """Memory that a sampler holds, for memory plans."""
-    return _SCRATCH_PER_TOKEN * vocab_size
+def scratch_bytes(vocab_size: int, threads: int) -> int:
+    """Memory that a sampler on ``threads`` threads holds at most, for memory plans."""
+    return _SCRATCH_PER_TOKEN * vocab_size * min(threads, MAX_THREADS)
 
 
 def fill_row(rows: npt.NDArray[np.void], slot: int, sequence: Sequence) -> None:
@@ -99,14 +102,19 @@ class Choice:
 
 
 class Sampler:
-    """Samples the sequences of a SequenceTable."""
+    """Samples the sequences of a SequenceTable, on up to ``threads`` threads where rows are many:
+    what is chosen does not depend on how many."""
 
-    def __init__(self, table: SequenceTable, vocab_size: int) -> None:
+    def __init__(self, table: SequenceTable, vocab_size: int, threads: int = 1) -> None:
         self._n_top = min(MAX_LOGPROBS, vocab_size)
         self._results = Results(table.n_slots, self._n_top)
         bytes_of_rows = table.rows.view(np.uint8).reshape(table.n_slots, -1)
         self._native = _native.BatchSampler(
-            vocab_size, bytes_of_rows, table.history, self._results.native()
+            vocab_size,
+            bytes_of_rows,
+            table.history,
+            self._results.native(),
+            min(threads, MAX_THREADS),
         )
 
     def sample(

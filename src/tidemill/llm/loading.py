@@ -192,7 +192,9 @@ def plan_memory(
         threads=threads,
         origin=origin,
     )
-    return replace(plan, scratch=plan.scratch + scratch_bytes(opened.model.config.vocab_size))
+    return replace(
+        plan, scratch=plan.scratch + scratch_bytes(opened.model.config.vocab_size, threads)
+    )
 
 
 def compile_model(
@@ -294,6 +296,7 @@ def start_engine(
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
             target_itl=target_itl,
+            sampling_threads=compiled.threads,
             max_draft=MAX_DRAFT,
             adaptive_drafts=speculative != "lookup",
         ),
