@@ -58,22 +58,26 @@ struct AttendJob {
   const std::int32_t* first;   // [rows] first position that the row sees
   const std::int32_t* last;    // [rows] last position that the row sees
   int span_begin, span_end;    // spans to visit, absolute
+  int ahead_end;               // spans that will be visited next; the first may be asked for
   float softcap;               // 0: none
   // Online-softmax state, read and written: starts as -inf, 0, 0.
-  float* max;                  // [rows]
+  float* max;                  // [rows], in units of ln(2)
   float* sum;                  // [rows]
   float* acc;                  // [rows][padded_dim]
   float* scratch;              // attend_scratch_floats(layout) floats of the calling thread
 };
 
-// Rows that one micro kernel holds in registers.
+// Rows that one micro kernel holds in registers; rows, and tiles of 16 keys or value dimensions,
+// that share a copy of the keys and values as floats.
 inline constexpr int kAttendRows = 6;
+inline constexpr int kAttendChunk = 96;
+inline constexpr int kAttendTiles = 2;
 
-// Per thread: the scores of one micro kernel's rows over a span, the same times q8_0 value scales,
-// and one tile of keys as floats.
+// Per thread: scores of a chunk of rows over a span, a span's value scales, a span's values of some
+// dimensions and some tiles of keys.
 constexpr std::size_t attend_scratch_floats(int head_dim) {
-  return static_cast<std::size_t>(2 * kAttendRows * kSpan) +
-         static_cast<std::size_t>(head_dim) * kKeyTile;
+  return static_cast<std::size_t>(kAttendChunk * kSpan + 2 * kSpan + kSpan * 16 * kAttendTiles) +
+         static_cast<std::size_t>(head_dim) * kKeyTile * kAttendTiles;
 }
 
 struct AttentionKernels {

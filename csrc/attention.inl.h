@@ -2,7 +2,10 @@
 // see kernels.h for the rules of this file.
 #pragma once
 
+#include <type_traits>
+
 #include "attention.h"
+#include "attention_append.inl.h"
 #include "simd.h"
 #include "vmath.inl.h"
 
@@ -33,82 +36,8 @@ struct KvQ8 {
   }
 };
 
-// ---- storing a token
+// ---- where a sequence's tokens lie
 
-TIDEMILL_INLINE f32x16 limit_half(f32x16 x) {
-  return max(f32_splat(-65504.0f), min(f32_splat(65504.0f), x));
-}
-
-float half_to_float(std::uint16_t half) {
-  std::uint16_t lanes[16] = {half};
-  float out[16];
-  f32_store(out, f32_load_f16(lanes));
-  return out[0];
-}
-
-// `n` floats to int8 with one float16 scale; q = 0 where the scale vanishes.
-std::uint16_t quantize_group(const float* x, int n, std::int8_t* q) {
-  const f32x16 a = f32_load_n(x, n < 16 ? n : 16);
-  const f32x16 b = n > 16 ? f32_load_n(x + 16, n - 16) : f32_zero();
-  const float largest = reduce_max(max(abs(a), abs(b)));
-  std::uint16_t halves[16];
-  f32_store_f16(halves, limit_half(f32_splat(largest / 127.0f)));
-  const float scale = half_to_float(halves[0]);
-  const f32x16 inverse = f32_splat(scale > 0.0f ? 1.0f / scale : 0.0f);
-  const i32x16 low = i32_splat(-127);
-  const auto rounded = [&](f32x16 v) {
-    return i32_max(low, round_to_i32(min(f32_splat(127.0f), v * inverse)));
-  };
-  store_i8(q, rounded(a));
-  store_i8(q + 16, rounded(b));
-  return halves[0];
-}
-
-void attention_append(const KvLayout& l, const float* k, const float* v, std::byte* head,
-                      int slot) {
-  const int dim = l.head_dim;
-  const std::size_t row = static_cast<std::size_t>(slot) * static_cast<std::size_t>(l.padded_dim);
-  // Element d of the token's key lies at key[d * tile].
-  const std::size_t key = static_cast<std::size_t>(slot / l.tile) *
-                              static_cast<std::size_t>(dim * l.tile) +
-                          static_cast<std::size_t>(slot % l.tile);
-  if (l.type == KvType::f32) {
-    float* keys = reinterpret_cast<float*>(head) + key;
-    for (int d = 0; d < dim; ++d) keys[d * l.tile] = k[d];
-    std::memcpy(reinterpret_cast<float*>(head + l.values) + row, v,
-                static_cast<std::size_t>(dim) * 4);
-    return;
-  }
-  if (l.type == KvType::f16) {
-    std::uint16_t* keys = reinterpret_cast<std::uint16_t*>(head) + key;
-    std::uint16_t* values = reinterpret_cast<std::uint16_t*>(head + l.values) + row;
-    for (int d = 0; d < dim; d += 16) {
-      const int n = dim - d < 16 ? dim - d : 16;
-      std::uint16_t halves[16];
-      f32_store_f16(halves, limit_half(f32_load_n(k + d, n)));
-      for (int i = 0; i < n; ++i) keys[(d + i) * l.tile] = halves[i];
-      f32_store_f16(values + d, limit_half(f32_load_n(v + d, n)));
-    }
-    return;
-  }
-  std::int8_t* keys = reinterpret_cast<std::int8_t*>(head) + key;
-  std::int8_t* values = reinterpret_cast<std::int8_t*>(head + l.values) + row;
-  std::uint16_t* key_scales = reinterpret_cast<std::uint16_t*>(head + l.key_scales) + slot;
-  std::uint16_t* value_scales = reinterpret_cast<std::uint16_t*>(head + l.value_scales) + slot;
-  for (int g = 0; g < l.groups; ++g) {
-    const int d = g * kKvGroup;
-    const int n = dim - d < kKvGroup ? dim - d : kKvGroup;
-    std::int8_t q[kKvGroup];
-    key_scales[g * l.block_size] = quantize_group(k + d, n, q);
-    for (int i = 0; i < n; ++i) keys[(d + i) * l.tile] = q[i];
-    value_scales[g * l.block_size] = quantize_group(v + d, n, q);
-    std::memcpy(values + d, q, static_cast<std::size_t>(n));
-  }
-}
-
-// ---- one span
-
-// Where the sequence's tokens lie.
 struct KvReader {
   const KvLayout& layout;
   const std::byte* layer;
@@ -129,7 +58,38 @@ struct KvReader {
     return reinterpret_cast<const std::uint16_t*>(head(position) + layout.key_scales) +
            position % layout.block_size;
   }
+  TIDEMILL_INLINE const std::byte* values(int position, int bytes) const {
+    return head(position) + layout.values +
+           static_cast<std::size_t>(position % layout.block_size) *
+               static_cast<std::size_t>(layout.padded_dim * bytes);
+  }
 };
+
+// Asks for the next 16 x 16 elements. Reading a square of keys or values asks for one of what comes
+// next, so that the memory is never idle and never flooded.
+template <class Kv>
+TIDEMILL_INLINE void prefetch_square(const std::byte* p) {
+#pragma GCC unroll 16
+  for (int i = 0; i < 16 * 16 * Kv::kBytes; i += 64) prefetch(p + i);
+}
+
+// The scales of values [begin, end) in dimension group `group`, by position in the span.
+void load_value_scales(const KvReader& kv, int begin, int end, int group, float* out) {
+  const KvLayout& l = kv.layout;
+  for (int position = begin / kKeyTile * kKeyTile; position < end; position += kKeyTile) {
+    std::uint16_t halves[kKeyTile] = {};
+    for (int i = 0; i < kKeyTile && position + i < end; i += l.tile) {
+      const std::byte* scales = kv.head(position + i) + l.value_scales;
+      std::memcpy(halves + i,
+                  reinterpret_cast<const std::uint16_t*>(scales) + group * l.block_size +
+                      (position + i) % l.block_size,
+                  static_cast<std::size_t>(l.tile) * 2);
+    }
+    f32_store(out + position % kSpan, f32_load_f16(halves));
+  }
+}
+
+// ---- copies as floats, for blocks of 8 tokens and for many rows
 
 // 16 tokens from `position` as floats, [head_dim][16]; tokens from `end` on become zero. For
 // blocks of 8 tokens, whose tiles are too short for the kernels.
@@ -158,48 +118,106 @@ void gather_keys(const KvReader& kv, int position, int end, float* out) {
   }
 }
 
+// One tile of stored keys as floats, [head_dim][16].
+template <class Kv>
+void convert_keys(const KvReader& kv, int position, float* out) {
+  const int dim = kv.layout.head_dim;
+  const std::byte* keys = kv.keys(position, Kv::kBytes);
+  if constexpr (Kv::kType == KvType::q8_0) {
+    const std::uint16_t* scales = kv.key_scales(position);
+    for (int begin = 0; begin < dim; begin += kKvGroup, scales += kv.layout.block_size) {
+      const f32x16 scale = f32_load_f16(scales);
+      const int end = dim - begin < kKvGroup ? dim : begin + kKvGroup;
+      for (int d = begin; d < end; ++d) {
+        f32_store(out + d * kKeyTile, Kv::load(keys + d * kKeyTile * Kv::kBytes) * scale);
+      }
+    }
+  } else {
+    for (int d = 0; d < dim; ++d) {
+      f32_store(out + d * kKeyTile, Kv::load(keys + d * kKeyTile * Kv::kBytes));
+    }
+  }
+}
+
+// Dimensions [d, d + 16 * kTiles) of values [begin, end) as floats, [kSpan][16 * kTiles], by
+// position in the span. `scales` as load_value_scales gives them (q8_0).
+template <class Kv, int kTiles>
+void convert_values(const KvReader& kv, int begin, int end, int d, const float* scales,
+                    float* out) {
+  const KvLayout& l = kv.layout;
+  for (int position = begin; position < end;) {
+    const int block_end = position / l.block_size * l.block_size + l.block_size;
+    const int stop = block_end < end ? block_end : end;
+    const std::byte* value = kv.values(position, Kv::kBytes) + d * Kv::kBytes;
+    for (; position < stop; ++position, value += l.padded_dim * Kv::kBytes) {
+      const int at = position % kSpan;
+#pragma GCC unroll 8
+      for (int t = 0; t < kTiles; ++t) {
+        f32x16 v = Kv::load(value + t * 16 * Kv::kBytes);
+        if constexpr (Kv::kType == KvType::q8_0) v = v * f32_splat(scales[at]);
+        f32_store(out + at * 16 * kTiles + t * 16, v);
+      }
+    }
+  }
+}
+
+// ---- scores
+
+// 16 keys, their scales of the first group of dimensions (q8_0), and what is to be asked for while
+// they are read (kAhead).
+struct KeyTile {
+  const std::byte* data;
+  const std::uint16_t* scales = nullptr;
+  const std::byte* ahead = nullptr;
+};
+
 // Scores of kRows rows against kTiles tiles of 16 keys: scores[r][tile * 16 ..].
-template <class Kv, int kRows, int kTiles>
-TIDEMILL_INLINE void score_tiles(const float* q, int dim, const std::byte* const* keys,
-                                 const std::uint16_t* const* scales, int scale_stride,
-                                 float* scores) {
+template <class Kv, int kRows, int kTiles, bool kAhead = false>
+TIDEMILL_INLINE void score_tiles(const float* q, int dim, const KeyTile (&keys)[kTiles],
+                                 int scale_stride, float* scores) {
   f32x16 acc[kRows][kTiles];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int t = 0; t < kTiles; ++t) acc[r][t] = f32_zero();
   }
-  const auto accumulate = [&](int begin, int end, f32x16(&sum)[kRows][kTiles]) {
+  const auto run = [&](int begin, int end, auto&& convert) {
     for (int d = begin; d < end; ++d) {
-      f32x16 key[kTiles];
+      // A tile at a time: all keys at once leave no register for the queries.
 #pragma GCC unroll 8
-      for (int t = 0; t < kTiles; ++t) key[t] = Kv::load(keys[t] + d * kKeyTile * Kv::kBytes);
+      for (int t = 0; t < kTiles; ++t) {
+        const f32x16 key = convert(Kv::load(keys[t].data + d * kKeyTile * Kv::kBytes), t);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const f32x16 query = f32_splat(q[r * dim + d]);
-#pragma GCC unroll 8
-        for (int t = 0; t < kTiles; ++t) sum[r][t] = fma(query, key[t], sum[r][t]);
+        for (int r = 0; r < kRows; ++r) {
+          acc[r][t] = fma(f32_splat(q[r * dim + d]), key, acc[r][t]);
+        }
       }
+    }
+  };
+  const auto accumulate = [&](int begin, int end, auto&& convert) {
+    if constexpr (kAhead) {
+      for (int d = begin; d < end; d += 16) {
+        for (int t = 0; t < kTiles; ++t) {
+          prefetch_square<Kv>(keys[t].ahead + d * kKeyTile * Kv::kBytes);
+        }
+        run(d, d + 16 < end ? d + 16 : end, convert);
+      }
+    } else {
+      run(begin, end, convert);
     }
   };
   if constexpr (Kv::kType == KvType::q8_0) {
     for (int d = 0; d < dim; d += kKvGroup) {
-      f32x16 group[kRows][kTiles];
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-        for (int t = 0; t < kTiles; ++t) group[r][t] = f32_zero();
-      }
-      accumulate(d, dim - d < kKvGroup ? dim : d + kKvGroup, group);
+      f32x16 scale[kTiles];
 #pragma GCC unroll 8
       for (int t = 0; t < kTiles; ++t) {
-        const f32x16 scale = f32_load_f16(scales[t] + d / kKvGroup * scale_stride);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) acc[r][t] = fma(group[r][t], scale, acc[r][t]);
+        scale[t] = f32_load_f16(keys[t].scales + d / kKvGroup * scale_stride);
       }
+      accumulate(d, dim - d < kKvGroup ? dim : d + kKvGroup,
+                 [&](f32x16 key, int t) { return key * scale[t]; });
     }
   } else {
-    accumulate(0, dim, acc);
+    accumulate(0, dim, [](f32x16 key, int) { return key; });
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -214,157 +232,75 @@ constexpr int tiles_at_once(int rows) {
 #if defined(TIDEMILL_ISA_AVX512)
   return rows <= 2 ? 4 : 2;
 #else
-  return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 #endif
 }
+constexpr int kManyTiles = tiles_at_once(kAttendRows);
+static_assert(kManyTiles <= kAttendTiles);
 
-template <class Kv, int kRows>
-void score_span(const KvReader& kv, const float* q, int begin, int end, float* key_buffer,
-                float* scores) {
-  const KvLayout& l = kv.layout;
-  const int span = begin / kSpan * kSpan;
-  int position = begin / kKeyTile * kKeyTile;
-  if (l.tile < kKeyTile) {
-    for (; position < end; position += kKeyTile) {
-      gather_keys<Kv>(kv, position, end, key_buffer);
-      const std::byte* keys[1] = {reinterpret_cast<const std::byte*>(key_buffer)};
-      score_tiles<KvF32, kRows, 1>(q, l.head_dim, keys, nullptr, 0, scores + (position - span));
-    }
-    return;
+// f(std::integral_constant<int, rows>) for 1 <= rows <= kAttendRows.
+template <class F>
+TIDEMILL_INLINE void with_rows(int rows, F&& f) {
+  switch (rows) {
+    case 1: f(std::integral_constant<int, 1>()); break;
+    case 2: f(std::integral_constant<int, 2>()); break;
+    case 3: f(std::integral_constant<int, 3>()); break;
+    case 4: f(std::integral_constant<int, 4>()); break;
+    case 5: f(std::integral_constant<int, 5>()); break;
+    case 6: f(std::integral_constant<int, 6>()); break;
+    default: break;
   }
-  constexpr int kTiles = tiles_at_once(kRows);
-  const std::byte* keys[kTiles];
-  const std::uint16_t* scales[kTiles];
-  const auto point = [&](int tile) {
-    keys[tile] = kv.keys(position + tile * kKeyTile, Kv::kBytes);
-    if constexpr (Kv::kType == KvType::q8_0) {
-      scales[tile] = kv.key_scales(position + tile * kKeyTile);
-    } else {
-      scales[tile] = nullptr;
-    }
-  };
-  for (; position + (kTiles - 1) * kKeyTile < end; position += kTiles * kKeyTile) {
-    for (int t = 0; t < kTiles; ++t) point(t);
-    score_tiles<Kv, kRows, kTiles>(q, l.head_dim, keys, scales, l.block_size,
-                                   scores + (position - span));
-  }
-  for (; position < end; position += kKeyTile) {
-    point(0);
-    score_tiles<Kv, kRows, 1>(q, l.head_dim, keys, scales, l.block_size,
-                              scores + (position - span));
-  }
+  static_assert(kAttendRows == 6);
 }
 
-// Weighted sum of values over positions [begin, end) for 16 * kTiles dimensions from `d`, and its
-// merge into the state: acc = old * keep + sum * take.
-template <class Kv, int kRows, int kTiles>
-TIDEMILL_INLINE void weigh_values(const KvReader& kv, const float* weights, int begin, int end,
-                                  int d, const float* keep, const float* take, float* state) {
-  const KvLayout& l = kv.layout;
-  const int span = begin / kSpan * kSpan;
-  const int stride = l.padded_dim * Kv::kBytes;
-  f32x16 acc[kRows][kTiles];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int t = 0; t < kTiles; ++t) acc[r][t] = f32_zero();
-  }
-  for (int position = begin; position < end;) {
-    const int slot = position % l.block_size;
-    const int block_end = position - slot + l.block_size;
-    const int stop = block_end < end ? block_end : end;
-    const std::byte* value = kv.head(position) + l.values + slot * stride + d * Kv::kBytes;
-    for (; position < stop; ++position, value += stride) {
-      f32x16 v[kTiles];
-#pragma GCC unroll 8
-      for (int t = 0; t < kTiles; ++t) v[t] = Kv::load(value + t * 16 * Kv::kBytes);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const f32x16 weight = f32_splat(weights[r * kSpan + (position - span)]);
-#pragma GCC unroll 8
-        for (int t = 0; t < kTiles; ++t) acc[r][t] = fma(weight, v[t], acc[r][t]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (int t = 0; t < kTiles; ++t) {
-      float* out = state + r * l.padded_dim + d + t * 16;
-      f32_store(out, fma(f32_load(out), f32_splat(keep[r]), acc[r][t] * f32_splat(take[r])));
-    }
-  }
-}
+// ---- softmax
 
-// weights[r][j] times the scale of value j in dimension group `group`.
-template <int kRows>
-void scale_weights(const KvReader& kv, const float* weights, int begin, int end, int group,
-                   float* out) {
-  const KvLayout& l = kv.layout;
-  const int span = begin / kSpan * kSpan;
-  for (int position = begin / kKeyTile * kKeyTile; position < end; position += kKeyTile) {
-    std::uint16_t halves[kKeyTile] = {};
-    for (int i = 0; i < kKeyTile && position + i < end; i += l.tile) {
-      const std::byte* scales = kv.head(position + i) + l.value_scales;
-      std::memcpy(halves + i,
-                  reinterpret_cast<const std::uint16_t*>(scales) + group * l.block_size +
-                      (position + i) % l.block_size,
-                  static_cast<std::size_t>(l.tile) * 2);
-    }
-    const f32x16 scale = f32_load_f16(halves);
-    for (int r = 0; r < kRows; ++r) {
-      const int at = r * kSpan + (position - span);
-      f32_store(out + at, f32_load(weights + at) * scale);
-    }
-  }
-}
+// Rows of a job that share a micro kernel, and what any of them sees of the span at hand.
+struct RowGroup {
+  int row, count;
+  int begin, end;
 
-// How a running state of maximum `old` and a span of maximum `part` are scaled when they meet.
-struct MergeFactors {
-  float max, keep, take;
+  RowGroup(const AttendJob& job, int row_, int count_, int span)
+      : row(row_), count(count_), begin(span + kSpan), end(span) {
+    for (int r = row; r < row + count; ++r) {
+      begin = job.first[r] < begin ? job.first[r] : begin;
+      end = job.last[r] + 1 > end ? job.last[r] + 1 : end;
+    }
+    begin = begin < span ? span : begin;
+    end = end > span + kSpan ? span + kSpan : end;
+  }
+  RowGroup() = default;
+  bool empty() const { return begin >= end; }
 };
-MergeFactors merge_factors(float old, float part) {
-  const float m = old > part ? old : part;
-  float both[16] = {old - m, part - m};
-  f32_store(both, exp(f32_load(both)));
-  return {m, both[0], both[1]};
-}
 
-// One span for kRows rows from `row` on.
-template <class Kv, int kRows>
-void attend_rows(const AttendJob& job, int span, int row) {
-  const KvLayout& l = *job.layout;
-  const KvReader kv{l, job.layer, job.blocks, job.kv_head};
-  const std::int32_t* first = job.first + row;
-  const std::int32_t* last = job.last + row;
-  int begin = span + kSpan;
-  int end = span;
-  for (int r = 0; r < kRows; ++r) {
-    begin = first[r] < begin ? first[r] : begin;
-    end = last[r] + 1 > end ? last[r] + 1 : end;
-  }
-  begin = begin < span ? span : begin;
-  end = end > span + kSpan ? span + kSpan : end;
-  if (begin >= end) return;
+// How a running state of maximum `old` and a span of maximum `part` are scaled when they meet, lane
+// by lane.
+struct MergeFactors {
+  f32x16 largest, keep, take;
+  TIDEMILL_INLINE MergeFactors(f32x16 old, f32x16 part)
+      : largest(max(old, part)),
+        keep(exp2_of_negative(old - largest)),
+        take(exp2_of_negative(part - largest)) {}
+};
 
-  float* scores = job.scratch;
-  float* scaled = scores + kAttendRows * kSpan;
-  float* key_buffer = scaled + kAttendRows * kSpan;
-  score_span<Kv, kRows>(kv, job.q + row * l.head_dim, begin, end, key_buffer, scores);
-
-  const int tile_begin = (begin - span) / kKeyTile * kKeyTile;
-  const int tile_end = (end - span + kKeyTile - 1) / kKeyTile * kKeyTile;
-  float keep[kRows];
-  float take[kRows];
-  for (int r = 0; r < kRows; ++r) {
+// Scores of the group's rows to weights; the rows' maximum and sum are brought up to date. keep and
+// take [count]: the factors of what the rows have accumulated and of what the span adds.
+void softmax_rows(const AttendJob& job, int span, const RowGroup& g, float* scores, float* keep,
+                  float* take) {
+  const f32x16 log2_e = f32_splat(1.44269504088896341f);
+  const int tile_begin = (g.begin - span) / kKeyTile * kKeyTile;
+  const int tile_end = (g.end - span + kKeyTile - 1) / kKeyTile * kKeyTile;
+  float part_max[16] = {};
+  float part_sum[16] = {};
+  for (int r = 0; r < g.count; ++r) {
     float* s = scores + r * kSpan;
-    const int from = first[r] > span + tile_begin ? first[r] - span : tile_begin;
-    const int to = last[r] + 1 < span + tile_end ? last[r] + 1 - span : tile_end;
+    const int first = job.first[g.row + r] - span;
+    const int last = job.last[g.row + r] - span;
+    const int from = first > tile_begin ? first : tile_begin;
+    const int to = last + 1 < tile_end ? last + 1 : tile_end;
     if (from >= to) {
       std::memset(s + tile_begin, 0, static_cast<std::size_t>(tile_end - tile_begin) * 4);
-      keep[r] = 1.0f;
-      take[r] = 0.0f;
-      continue;
+      continue;  // the sum stays 0
     }
     if (job.softcap > 0.0f) {
       const f32x16 cap = f32_splat(job.softcap);
@@ -377,38 +313,297 @@ void attend_rows(const AttendJob& job, int span, int row) {
     for (int i = to; i < tile_end; ++i) s[i] = -INFINITY;
     f32x16 largest = f32_splat(-INFINITY);
     for (int i = tile_begin; i < tile_end; i += 16) largest = max(largest, f32_load(s + i));
-    const float part_max = reduce_max(largest);
-    const f32x16 shift = f32_splat(part_max);
+    part_max[r] = reduce_max(largest) * 1.44269504088896341f;
+    const f32x16 shift = f32_splat(-part_max[r]);
     f32x16 sum = f32_zero();
     for (int i = tile_begin; i < tile_end; i += 16) {
-      const f32x16 e = exp_of_negative(f32_load(s + i) - shift);
+      const f32x16 e = exp2_of_negative(fma(f32_load(s + i), log2_e, shift));
       f32_store(s + i, e);
       sum = sum + e;
     }
-    const MergeFactors f = merge_factors(job.max[row + r], part_max);
-    job.max[row + r] = f.max;
-    job.sum[row + r] = job.sum[row + r] * f.keep + reduce_add(sum) * f.take;
-    keep[r] = f.keep;
-    take[r] = f.take;
+    part_sum[r] = reduce_add(sum);
+    // Masked positions gave 2^-125 each, which vanishes in a sum of at least 1, and are to weigh
+    // nothing.
+    for (int i = tile_begin; i < from; ++i) s[i] = 0.0f;
+    for (int i = to; i < tile_end; ++i) s[i] = 0.0f;
   }
+  const MergeFactors f(f32_load_n(job.max + g.row, g.count), f32_load(part_max));
+  const f32x16 sum = f32_load_n(job.sum + g.row, g.count);
+  float new_max[16];
+  float new_sum[16];
+  float keeps[16];
+  float takes[16];
+  f32_store(new_max, f.largest);
+  f32_store(new_sum, fma(sum, f.keep, f32_load(part_sum) * f.take));
+  f32_store(keeps, f.keep);
+  f32_store(takes, f.take);
+  for (int r = 0; r < g.count; ++r) {
+    const bool visible = !(part_sum[r] == 0.0f);
+    keep[r] = visible ? keeps[r] : 1.0f;
+    take[r] = visible ? takes[r] : 0.0f;
+    if (visible) {
+      job.max[g.row + r] = new_max[r];
+      job.sum[g.row + r] = new_sum[r];
+    }
+  }
+}
 
-  float* state = job.acc + row * l.padded_dim;
-  // With q8_0, the dimensions of one scale group at a time.
-  constexpr int kMost = tiles_at_once(kRows);
-  constexpr int kTiles = Kv::kType == KvType::q8_0 && kMost > 2 ? 2 : kMost;
-  const float* weights = scores;
-  for (int d = 0; d < l.padded_dim;) {
-    if constexpr (Kv::kType == KvType::q8_0) {
-      if (d % kKvGroup == 0) {
-        scale_weights<kRows>(kv, scores, begin, end, d / kKvGroup, scaled);
-        weights = scaled;
+// ---- weighted values
+
+// acc[r][t] += weights[r][j] * values[j] for `count` values from `value` on, each at dimensions
+// 16 * kTiles; weights of row r at r * kSpan.
+template <class Kv, int kRows, int kTiles>
+TIDEMILL_INLINE void weigh_run(const std::byte* value, std::size_t stride, const float* scales,
+                               const float* weights, int count, f32x16 (&acc)[kRows][kTiles]) {
+  for (int j = 0; j < count; ++j, value += stride) {
+    // A tile at a time, as in score_tiles.
+#pragma GCC unroll 8
+    for (int t = 0; t < kTiles; ++t) {
+      f32x16 v = Kv::load(value + t * 16 * Kv::kBytes);
+      if constexpr (Kv::kType == KvType::q8_0) v = v * f32_splat(scales[j]);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        acc[r][t] = fma(f32_splat(weights[r * kSpan + j]), v, acc[r][t]);
       }
     }
+  }
+}
+
+template <int kRows, int kTiles>
+TIDEMILL_INLINE void clear(f32x16 (&acc)[kRows][kTiles]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTiles; ++t) acc[r][t] = f32_zero();
+  }
+}
+
+// state = state * keep + acc * take
+template <int kRows, int kTiles>
+TIDEMILL_INLINE void merge_rows(const f32x16 (&acc)[kRows][kTiles], const float* keep,
+                                const float* take, float* state, int stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < kTiles; ++t) {
+      float* out = state + r * stride + t * 16;
+      f32_store(out, fma(f32_load(out), f32_splat(keep[r]), acc[r][t] * f32_splat(take[r])));
+    }
+  }
+}
+
+// The values as they are stored, over positions [begin, end), for 16 * kTiles dimensions from `d`.
+// weights and scales are those of position `begin`. Up to position `ahead`, the key a span later is
+// asked for.
+template <class Kv, int kRows, int kTiles>
+TIDEMILL_INLINE void weigh_stored(const KvReader& kv, const float* weights, const float* scales,
+                                  int begin, int end, int d, int ahead, const float* keep,
+                                  const float* take, float* state) {
+  const KvLayout& l = kv.layout;
+  const std::size_t stride = static_cast<std::size_t>(l.padded_dim) * Kv::kBytes;
+  f32x16 acc[kRows][kTiles];
+  clear(acc);
+  for (int position = begin; position < end;) {
+    const int run_end = position / l.tile * l.tile + l.tile;
+    const int stop = run_end < end ? run_end : end;
+    if (position < ahead) {
+      const std::byte* next = kv.keys(position + kSpan, Kv::kBytes) + d * kKeyTile * Kv::kBytes;
+      for (int t = 0; t < kTiles; ++t) prefetch_square<Kv>(next + t * 256 * Kv::kBytes);
+    }
+    weigh_run<Kv, kRows, kTiles>(kv.values(position, Kv::kBytes) + d * Kv::kBytes, stride,
+                                 scales + (position - begin), weights + (position - begin),
+                                 stop - position, acc);
+    position = stop;
+  }
+  merge_rows(acc, keep, take, state + d, l.padded_dim);
+}
+
+// ---- one span
+
+// A thread's scratch, cut up.
+struct AttendScratch {
+  float* scores;  // [kAttendChunk][kSpan]
+  float* scales;  // [kSpan]
+  float* values;  // [kSpan][16 * kAttendTiles]
+  float* keys;    // [kAttendTiles][head_dim][16]
+
+  explicit AttendScratch(float* memory)
+      : scores(memory),
+        scales(scores + kAttendChunk * kSpan),
+        values(scales + kSpan),
+        keys(values + kSpan * 16 * kAttendTiles) {}
+};
+
+// Rows of one micro kernel, as in decoding: memory-bound, so that keys and values are read once,
+// where they lie, and what comes next is asked for in time.
+template <class Kv, int kRows>
+void attend_few(const AttendJob& job, int span, int row) {
+  const KvLayout& l = *job.layout;
+  const KvReader kv{l, job.layer, job.blocks, job.kv_head};
+  const RowGroup g(job, row, kRows, span);
+  const float* q = job.q + row * l.head_dim;
+  float* state = job.acc + row * l.padded_dim;
+  if (g.empty()) return;
+  const AttendScratch scratch(job.scratch);
+
+  constexpr int kMost = tiles_at_once(kRows);
+  const int tile_begin = g.begin / kKeyTile * kKeyTile;
+  const bool whole_tiles = l.tile == kKeyTile;
+  const auto score = [&]<int kTiles>(std::integral_constant<int, kTiles>, int position) {
+    KeyTile keys[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      const int at = position + t * kKeyTile;
+      keys[t] = {kv.keys(at, Kv::kBytes), nullptr, kv.values(at, Kv::kBytes)};
+      if constexpr (Kv::kType == KvType::q8_0) keys[t].scales = kv.key_scales(at);
+    }
+    score_tiles<Kv, kRows, kTiles, true>(q, l.head_dim, keys, l.block_size,
+                                         scratch.scores + (position - span));
+  };
+  int position = tile_begin;
+  if (whole_tiles) {
+    for (; position + (kMost - 1) * kKeyTile < g.end; position += kMost * kKeyTile) {
+      score(std::integral_constant<int, kMost>(), position);
+    }
+    for (; position < g.end; position += kKeyTile) {
+      score(std::integral_constant<int, 1>(), position);
+    }
+  } else {
+    for (; position < g.end; position += kKeyTile) {
+      gather_keys<Kv>(kv, position, g.end, scratch.keys);
+      const KeyTile keys[1] = {{reinterpret_cast<const std::byte*>(scratch.keys)}};
+      score_tiles<KvF32, kRows, 1>(q, l.head_dim, keys, 0, scratch.scores + (position - span));
+    }
+  }
+
+  float keep[kRows];
+  float take[kRows];
+  softmax_rows(job, span, g, scratch.scores, keep, take);
+
+  // Where the positions end whose successors, a span later, are asked for.
+  const int last = job.last[row + kRows - 1] + 1;
+  const int visited = job.ahead_end * kSpan < last ? job.ahead_end * kSpan : last;
+  const int ahead = whole_tiles ? visited - kSpan : 0;
+  // With q8_0, the dimensions of one scale group at a time.
+  constexpr int kTiles = Kv::kType == KvType::q8_0 && kMost > 2 ? 2 : kMost;
+  const float* weights = scratch.scores + (g.begin - span);
+  const float* scales = scratch.scales + (g.begin - span);
+  for (int d = 0; d < l.padded_dim;) {
+    if constexpr (Kv::kType == KvType::q8_0) {
+      if (d % kKvGroup == 0) load_value_scales(kv, g.begin, g.end, d / kKvGroup, scratch.scales);
+    }
     if (kTiles > 1 && d + 16 * kTiles <= l.padded_dim) {
-      weigh_values<Kv, kRows, kTiles>(kv, weights, begin, end, d, keep, take, state);
+      weigh_stored<Kv, kRows, kTiles>(kv, weights, scales, g.begin, g.end, d, ahead, keep, take,
+                                      state);
       d += 16 * kTiles;
     } else {
-      weigh_values<Kv, kRows, 1>(kv, weights, begin, end, d, keep, take, state);
+      weigh_stored<Kv, kRows, 1>(kv, weights, scales, g.begin, g.end, d, ahead, keep, take, state);
+      d += 16;
+    }
+  }
+}
+
+// Rows of several micro kernels: each tile of keys and each column of values serves all of them
+// from the first-level cache, as floats.
+template <class Kv>
+void attend_many(const AttendJob& job, int span, int first_row, int rows) {
+  const KvLayout& l = *job.layout;
+  const KvReader kv{l, job.layer, job.blocks, job.kv_head};
+  const AttendScratch scratch(job.scratch);
+
+  RowGroup groups[kAttendChunk / kAttendRows];
+  const int n_groups = (rows + kAttendRows - 1) / kAttendRows;
+  int begin = span + kSpan;
+  int end = span;
+  for (int i = 0, row = 0; i < n_groups; ++i) {
+    const int stop = rows * (i + 1) / n_groups;  // evenly
+    groups[i] = RowGroup(job, first_row + row, stop - row, span);
+    row = stop;
+    if (groups[i].empty()) continue;
+    begin = groups[i].begin < begin ? groups[i].begin : begin;
+    end = groups[i].end > end ? groups[i].end : end;
+  }
+  if (begin >= end) return;
+  const auto scores_of = [&](const RowGroup& g) {
+    return scratch.scores + (g.row - first_row) * kSpan;
+  };
+
+  const bool whole_tiles = l.tile == kKeyTile;
+  constexpr bool kConvertKeys = Kv::kType == KvType::q8_0;
+  const auto score = [&]<int kTiles>(std::integral_constant<int, kTiles>, int position) {
+    KeyTile keys[kTiles];
+    for (int t = 0; t < kTiles; ++t) {
+      const int at = position + t * kKeyTile;
+      float* copy = scratch.keys + t * l.head_dim * kKeyTile;
+      if (!whole_tiles) {
+        gather_keys<Kv>(kv, at, end, copy);
+      } else if (kConvertKeys) {
+        convert_keys<Kv>(kv, at, copy);
+      } else {
+        keys[t] = {kv.keys(at, Kv::kBytes)};
+        continue;
+      }
+      keys[t] = {reinterpret_cast<const std::byte*>(copy)};
+    }
+    const auto each = [&]<class As>(As) {
+      for (int i = 0; i < n_groups; ++i) {
+        const RowGroup& g = groups[i];
+        if (g.begin >= position + kTiles * kKeyTile || g.end <= position) continue;
+        with_rows(g.count, [&](auto count) {
+          score_tiles<As, decltype(count)::value, kTiles>(
+              job.q + g.row * l.head_dim, l.head_dim, keys, 0, scores_of(g) + (position - span));
+        });
+      }
+    };
+    if (kConvertKeys || !whole_tiles) {
+      each(KvF32());
+    } else if constexpr (!kConvertKeys) {
+      each(Kv());
+    }
+  };
+  int position = begin / kKeyTile * kKeyTile;
+  for (; position + (kManyTiles - 1) * kKeyTile < end; position += kManyTiles * kKeyTile) {
+    score(std::integral_constant<int, kManyTiles>(), position);
+  }
+  for (; position < end; position += kKeyTile) {
+    score(std::integral_constant<int, 1>(), position);
+  }
+
+  float keep[kAttendChunk];
+  float take[kAttendChunk];
+  for (int i = 0; i < n_groups; ++i) {
+    const RowGroup& g = groups[i];
+    if (g.empty()) continue;
+    softmax_rows(job, span, g, scores_of(g), keep + (g.row - first_row),
+                 take + (g.row - first_row));
+  }
+
+  const auto weigh = [&]<int kTiles>(std::integral_constant<int, kTiles>, int d) {
+    convert_values<Kv, kTiles>(kv, begin, end, d, scratch.scales, scratch.values);
+    for (int i = 0; i < n_groups; ++i) {
+      const RowGroup& g = groups[i];
+      if (g.empty()) continue;
+      with_rows(g.count, [&](auto count) {
+        constexpr int kRows = decltype(count)::value;
+        f32x16 acc[kRows][kTiles];
+        clear(acc);
+        const int from = g.begin - span;
+        weigh_run<KvF32, kRows, kTiles>(
+            reinterpret_cast<const std::byte*>(scratch.values + from * 16 * kTiles),
+            sizeof(float) * 16 * kTiles, nullptr, scores_of(g) + from, g.end - g.begin, acc);
+        merge_rows(acc, keep + (g.row - first_row), take + (g.row - first_row),
+                   job.acc + g.row * l.padded_dim + d, l.padded_dim);
+      });
+    }
+  };
+  for (int d = 0; d < l.padded_dim;) {
+    if constexpr (Kv::kType == KvType::q8_0) {
+      if (d % kKvGroup == 0) load_value_scales(kv, begin, end, d / kKvGroup, scratch.scales);
+    }
+    if (kManyTiles > 1 && d + 16 * kManyTiles <= l.padded_dim) {
+      weigh(std::integral_constant<int, kManyTiles>(), d);
+      d += 16 * kManyTiles;
+    } else {
+      weigh(std::integral_constant<int, 1>(), d);
       d += 16;
     }
   }
@@ -417,17 +612,19 @@ void attend_rows(const AttendJob& job, int span, int row) {
 template <class Kv>
 void attend_typed(const AttendJob& job) {
   for (int span = job.span_begin * kSpan; span < job.span_end * kSpan; span += kSpan) {
-    int row = 0;
-    for (; row + kAttendRows <= job.rows; row += kAttendRows) {
-      attend_rows<Kv, kAttendRows>(job, span, row);
+    if (job.rows <= 2 * kAttendRows) {
+      const int groups = job.rows <= kAttendRows ? 1 : 2;
+      for (int i = 0; i < groups; ++i) {
+        const int row = job.rows * i / groups;
+        with_rows(job.rows * (i + 1) / groups - row, [&](auto rows) {
+          attend_few<Kv, decltype(rows)::value>(job, span, row);
+        });
+      }
+      continue;
     }
-    switch (job.rows - row) {
-      case 1: attend_rows<Kv, 1>(job, span, row); break;
-      case 2: attend_rows<Kv, 2>(job, span, row); break;
-      case 3: attend_rows<Kv, 3>(job, span, row); break;
-      case 4: attend_rows<Kv, 4>(job, span, row); break;
-      case 5: attend_rows<Kv, 5>(job, span, row); break;
-      default: break;
+    for (int row = 0; row < job.rows; row += kAttendChunk) {
+      const int rest = job.rows - row;
+      attend_many<Kv>(job, span, row, rest < kAttendChunk ? rest : kAttendChunk);
     }
   }
 }
@@ -443,13 +640,14 @@ void attention_attend(const AttendJob& job) {
 void attention_merge(int dim, float part_max, float part_sum, const float* part, float* max,
                      float* sum, float* acc) {
   if (part_sum == 0.0f) return;  // a span that the row does not see
-  const MergeFactors f = merge_factors(*max, part_max);
-  *max = f.max;
-  *sum = *sum * f.keep + part_sum * f.take;
-  const f32x16 keep = f32_splat(f.keep);
-  const f32x16 take = f32_splat(f.take);
+  const MergeFactors f(f32_splat(*max), f32_splat(part_max));
+  float lanes[16];
+  f32_store(lanes, f.largest);
+  *max = lanes[0];
+  f32_store(lanes, fma(f32_splat(*sum), f.keep, f32_splat(part_sum) * f.take));
+  *sum = lanes[0];
   for (int d = 0; d < dim; d += 16) {
-    f32_store(acc + d, fma(f32_load(acc + d), keep, f32_load(part + d) * take));
+    f32_store(acc + d, fma(f32_load(acc + d), f.keep, f32_load(part + d) * f.take));
   }
 }
 

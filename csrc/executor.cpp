@@ -13,8 +13,11 @@ std::string text(long long value) { return std::to_string(value); }
 [[noreturn]] void reject(const std::string& message) { throw std::invalid_argument(message); }
 
 // Query rows (tokens times heads of one KV group) that are computed together: enough to reuse
-// keys and values from the first-level cache, few enough to balance the load.
-constexpr int kQueryRows = 48;
+// keys and values from the first-level cache. A step of few tokens has smaller tiles, down to the
+// least, so that each thread gets several.
+constexpr int kQueryRows = kAttendChunk;
+constexpr int kLeastQueryRows = 4 * kAttendRows;
+constexpr int kTilesPerThread = 4;
 
 }  // namespace
 
@@ -23,7 +26,8 @@ Executor::Executor(const KernelTable& kernels, const Limits& limits, int vocab_s
     : kernels_(kernels),
       limits_(limits),
       vocab_size_(vocab_size),
-      query_tile_tokens_(std::max(1, kQueryRows / std::max(1, group))),
+      group_(std::max(1, group)),
+      query_tile_tokens_(std::max(1, kQueryRows / group_)),
       shared_values_(shared_bytes),
       replica_bytes_(align_up(replica_bytes)) {
   if (limits.max_tokens < 1 || limits.max_logits < 1 || limits.n_blocks < 1) {
@@ -272,11 +276,14 @@ void Executor::prepare(const BatchArrays& b) {
   step_.partials = reinterpret_cast<float*>(scratch_.data() + partial_offset_);
   step_.kernels = &kernels_;
 
+  const int least = std::max(1, kLeastQueryRows / group_);
+  const int even = step_.n_tokens / (kTilesPerThread * limits_.threads);
+  const int tile_tokens = std::min(query_tile_tokens_, std::max(least, even));
   tiles_.clear();
   for (int s = 0; s < step_.n_sequences; ++s) {
     const int end = b.query_starts[s + 1];
-    for (int row = b.query_starts[s]; row < end; row += query_tile_tokens_) {
-      tiles_.push_back({s, row, std::min(query_tile_tokens_, end - row)});
+    for (int row = b.query_starts[s]; row < end; row += tile_tokens) {
+      tiles_.push_back({s, row, std::min(tile_tokens, end - row)});
     }
   }
   // The longest contexts first, so that the last tiles to be taken are short ones.

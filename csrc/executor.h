@@ -278,7 +278,8 @@ class Executor {
   const KernelTable& kernels_;
   Limits limits_;
   int vocab_size_;
-  int query_tile_tokens_;
+  int group_;              // query heads per KV head, at most
+  int query_tile_tokens_;  // at most
   std::size_t shared_values_;
   std::size_t replica_bytes_;
   Layout weight_layout_;

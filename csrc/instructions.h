@@ -1,6 +1,7 @@
 // The instructions of a compiled program. executor.h says how they run together.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -231,16 +232,23 @@ class AttentionStep final : public Instruction {
     return window_ > 0 && last >= window_ ? last - window_ + 1 : 0;
   }
   void append(const Step& step, int sequence, int row, int kv_head, float* buffer) const;
-  // Queries of `count` tokens from `row` on, for the heads of one KV head; state reset.
+  // Queries of `count` tokens from `row` on, for the heads of one KV head.
   int load_queries(const Step& step, const State& s, int row, int count, int kv_head) const;
+  // The state of rows that have seen nothing.
+  void reset(int rows, float* max, float* sum, float* acc) const;
   AttendJob job(const Step& step, const State& s, int rows, int sequence, int kv_head) const;
   void attend_tile(const Step& step, const State& s, const QueryTile& tile, int kv_head) const;
   void write(const Step& step, const float* sum, const float* acc, int row, int count,
              int kv_head) const;
 
-  // Contexts so long, and rows so few, that threads share one context.
-  bool split(const Step& step) const;
-  void attend_split(const Step& step, Worker& worker, const State& s);
+  // Spans that the new token of a context sees.
+  int span_count(int context_len) const;
+  // Spans of a piece where threads are to share contexts, 0 where not.
+  int split(const Step& step) const;
+  void attend_split(const Step& step, const Worker& worker, const State& s, int piece_spans);
+  // Merges the states of `count` spans of one (sequence, KV head) and writes the result.
+  void merge_spans(const Step& step, const State& s, const float* states, int count, int row,
+                   int kv_head) const;
 
   Limits limits_;
   KvLayer layer_;
@@ -252,6 +260,7 @@ class AttentionStep final : public Instruction {
   float scale_, softcap_;
   int window_;
   std::size_t partial_floats_ = 0;
+  std::vector<std::atomic<int>> finished_;  // pieces, of each (sequence, KV head)
 };
 
 }  // namespace tidemill

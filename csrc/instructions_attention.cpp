@@ -3,8 +3,10 @@
 // A step in which every sequence has one new token needs no barrier: whoever takes a (sequence,
 // KV head) appends its key and value and reads them back. With prompts in the batch all keys and
 // values are appended first, then tiles of queries are taken. Contexts that are long for the few
-// rows there are get split by spans; the spans' states meet in order, so no bit depends on it.
+// rows there are get split by spans; whoever finishes the last piece of one merges the spans' states
+// in order, so no bit depends on it.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,10 +16,13 @@
 namespace tidemill {
 namespace {
 
-// Items per thread below which the spans of one context are shared out.
-constexpr int kFewItems = 4;
-// Spans of one item then; and the most memory for their states.
-constexpr int kSplitSpans = 4;
+// Contexts are split where the longest exceeds this fraction of a thread's share of the step: left
+// whole, it could keep one thread busy for so much longer than the others.
+constexpr int kShareFraction = 4;
+// Then pieces per thread, and the most spans of a piece: enough to even out, few enough for what is
+// asked for ahead to pay. And the most memory for the spans' states.
+constexpr int kPiecesPerThread = 8;
+constexpr int kMostPieceSpans = 8;
 constexpr std::size_t kMaxPartialFloats = std::size_t{4} << 20;
 
 }  // namespace
@@ -77,6 +82,8 @@ AttentionStep::AttentionStep(std::string name, Executor& executor, const KvLayer
                               static_cast<std::size_t>(l.padded_dim + 2);
     partial_floats_ = std::min(spans * state, std::max(kMaxPartialFloats, 16 * state));
     executor.reserve_partials(partial_floats_);
+    finished_ = std::vector<std::atomic<int>>(static_cast<std::size_t>(limits_.max_tokens) *
+                                              static_cast<std::size_t>(l.n_kv_heads));
   }
 }
 
@@ -134,10 +141,13 @@ int AttentionStep::load_queries(const Step& step, const State& s, int row, int c
       s.last[r] = last;
     }
   }
-  std::fill_n(s.max, rows, -std::numeric_limits<float>::infinity());
-  std::fill_n(s.sum, rows, 0.0f);
-  std::fill_n(s.acc, static_cast<std::ptrdiff_t>(rows) * l.padded_dim, 0.0f);
   return rows;
+}
+
+void AttentionStep::reset(int rows, float* max, float* sum, float* acc) const {
+  std::fill_n(max, rows, -std::numeric_limits<float>::infinity());
+  std::fill_n(sum, rows, 0.0f);
+  std::fill_n(acc, static_cast<std::ptrdiff_t>(rows) * layer_.layout.padded_dim, 0.0f);
 }
 
 AttendJob AttentionStep::job(const Step& step, const State& s, int rows, int sequence,
@@ -151,6 +161,7 @@ AttendJob AttentionStep::job(const Step& step, const State& s, int rows, int seq
           s.first,
           s.last,
           s.first[0] / kSpan,
+          s.last[rows - 1] / kSpan + 1,
           s.last[rows - 1] / kSpan + 1,
           softcap_,
           s.max,
@@ -176,107 +187,102 @@ void AttentionStep::attend_tile(const Step& step, const State& s, const QueryTil
                                 int kv_head) const {
   if (step.single_rows) append(step, tile.sequence, tile.row, kv_head, s.q);
   const int rows = load_queries(step, s, tile.row, tile.count, kv_head);
+  reset(rows, s.max, s.sum, s.acc);
   step.kernels->attention.attend(job(step, s, rows, tile.sequence, kv_head));
   write(step, s.sum, s.acc, tile.row, tile.count, kv_head);
 }
 
-bool AttentionStep::split(const Step& step) const {
-  const int n_kv = layer_.layout.n_kv_heads;
-  if (!step.single_rows || limits_.threads == 1 ||
-      step.n_sequences * n_kv >= kFewItems * limits_.threads) {
-    return false;
-  }
-  std::size_t spans = 0;
-  int longest = 0;
-  for (int s = 0; s < step.n_sequences; ++s) {
-    const int last = step.context_lens[s] - 1;
-    const int count = last / kSpan + 1 - first_position(last) / kSpan;
-    spans += static_cast<std::size_t>(count);
-    longest = std::max(longest, count);
-  }
-  const std::size_t floats = spans * static_cast<std::size_t>(n_heads_) *
-                             static_cast<std::size_t>(layer_.layout.padded_dim + 2);
-  return longest >= 2 * kSplitSpans && floats <= partial_floats_;
+int AttentionStep::span_count(int context_len) const {
+  const int last = context_len - 1;
+  return last / kSpan + 1 - first_position(last) / kSpan;
 }
 
-void AttentionStep::attend_split(const Step& step, Worker& worker, const State& s) {
+int AttentionStep::split(const Step& step) const {
+  if (!step.single_rows || limits_.threads == 1) return 0;
+  std::int64_t spans = 0;
+  int longest = 0;
+  for (int s = 0; s < step.n_sequences; ++s) {
+    const int count = span_count(step.context_lens[s]);
+    spans += count;
+    longest = std::max(longest, count);
+  }
+  const std::int64_t work = spans * layer_.layout.n_kv_heads;
+  if (longest < 2 || std::int64_t{longest} * kShareFraction * limits_.threads <= work) return 0;
+  const std::size_t floats = static_cast<std::size_t>(spans) * static_cast<std::size_t>(n_heads_) *
+                             static_cast<std::size_t>(layer_.layout.padded_dim + 2);
+  if (floats > partial_floats_) return 0;
+  const std::int64_t even = work / (std::int64_t{kPiecesPerThread} * limits_.threads);
+  return static_cast<int>(std::clamp<std::int64_t>(even, 1, kMostPieceSpans));
+}
+
+void AttentionStep::attend_split(const Step& step, const Worker& worker, const State& s,
+                                 int piece_spans) {
   const KvLayout& l = layer_.layout;
-  const std::size_t head_floats = static_cast<std::size_t>(l.padded_dim + 2);
-  const std::size_t state_floats = static_cast<std::size_t>(group_) * head_floats;
-  // The state of one span of one (sequence, KV head): [group] max, [group] sum, [group][dim] acc.
-  const auto partial = [&](std::size_t first_state, int span) {
-    return step.partials + (first_state + static_cast<std::size_t>(span)) * state_floats;
-  };
-  const auto bytes = [](std::size_t floats) { return floats * sizeof(float); };
   const auto group = static_cast<std::size_t>(group_);
-  const std::size_t acc_floats = group * static_cast<std::size_t>(l.padded_dim);
-
-  const auto each_head = [&](auto&& visit) {
-    std::size_t states = 0;
-    for (int sequence = 0; sequence < step.n_sequences; ++sequence) {
-      const int last = step.context_lens[sequence] - 1;
-      const int begin = first_position(last) / kSpan;
-      const int count = last / kSpan + 1 - begin;
-      for (int kv_head = 0; kv_head < l.n_kv_heads; ++kv_head) {
-        visit(sequence, kv_head, begin, count, states);
-        states += static_cast<std::size_t>(count);
-      }
-    }
-  };
-
-  int item = worker.rank;
+  const std::size_t state_floats = group * static_cast<std::size_t>(l.padded_dim + 2);
+  // The state of a span: [group] max, [group] sum, [group][dim] acc. Those of one (sequence, KV
+  // head) follow one another.
+  float* states = step.partials;
+  int item = worker.rank;  // over the pieces of all (sequence, KV head)
   int passed = 0;
-  each_head([&](int sequence, int kv_head, int begin, int count, std::size_t states) {
-    const int pieces = (count + kSplitSpans - 1) / kSplitSpans;
+  for (int pair = 0; pair < step.n_sequences * l.n_kv_heads; ++pair) {
+    const int sequence = pair / l.n_kv_heads;
+    const int kv_head = pair % l.n_kv_heads;
+    const int row = step.query_starts[sequence];
+    const int count = span_count(step.context_lens[sequence]);
+    const int pieces = (count + piece_spans - 1) / piece_spans;
+    bool loaded = false;
     for (; item < passed + pieces; item = tickets.take()) {
       // The last piece first: it holds the new token.
       const int piece = pieces - 1 - (item - passed);
-      const int row = step.query_starts[sequence];
-      if (piece == pieces - 1) append(step, sequence, row, kv_head, s.q);
-      const int rows = load_queries(step, s, row, 1, kv_head);
-      for (int span = piece * kSplitSpans; span < std::min((piece + 1) * kSplitSpans, count);
-           ++span) {
-        AttendJob part = job(step, s, rows, sequence, kv_head);
-        float* to = partial(states, span);
-        part.max = to;
-        part.sum = to + group;
-        part.acc = to + 2 * group;
-        std::memcpy(part.max, s.max, bytes(group));
-        std::memcpy(part.sum, s.sum, bytes(group));
-        std::memcpy(part.acc, s.acc, bytes(acc_floats));
-        part.span_begin = begin + span;
-        part.span_end = begin + span + 1;
+      if (piece == pieces - 1) append(step, sequence, row, kv_head, s.kernel);
+      if (!loaded) load_queries(step, s, row, 1, kv_head);
+      loaded = true;
+      const int end = std::min((piece + 1) * piece_spans, count);
+      for (int span = piece * piece_spans; span < end; ++span) {
+        AttendJob part = job(step, s, group_, sequence, kv_head);
+        part.max = states + static_cast<std::size_t>(span) * state_floats;
+        part.sum = part.max + group;
+        part.acc = part.sum + group;
+        reset(group_, part.max, part.sum, part.acc);
+        const int first = part.span_begin;
+        part.span_begin = first + span;
+        part.span_end = first + span + 1;
+        part.ahead_end = first + end;
         step.kernels->attention.attend(part);
+      }
+      std::atomic<int>& finished = finished_[static_cast<std::size_t>(pair)];
+      if (finished.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) {
+        finished.store(0, std::memory_order_relaxed);
+        merge_spans(step, s, states, count, row, kv_head);
       }
     }
     passed += pieces;
-  });
-  worker.team->barrier();
+    states += static_cast<std::size_t>(count) * state_floats;
+  }
+}
 
-  int head = 0;
-  each_head([&](int sequence, int kv_head, int, int count, std::size_t states) {
-    if (head++ % worker.team->size() != worker.rank) return;
-    std::fill_n(s.max, group, -std::numeric_limits<float>::infinity());
-    std::fill_n(s.sum, group, 0.0f);
-    std::fill_n(s.acc, acc_floats, 0.0f);
-    for (int span = 0; span < count; ++span) {
-      const float* from = partial(states, span);
-      for (std::size_t h = 0; h < group; ++h) {
-        const std::size_t at = h * static_cast<std::size_t>(l.padded_dim);
-        step.kernels->attention.merge(l.padded_dim, from[h], from[group + h],
-                                      from + 2 * group + at, s.max + h, s.sum + h, s.acc + at);
-      }
+void AttentionStep::merge_spans(const Step& step, const State& s, const float* states, int count,
+                                int row, int kv_head) const {
+  const auto group = static_cast<std::size_t>(group_);
+  const auto dim = static_cast<std::size_t>(layer_.layout.padded_dim);
+  reset(group_, s.max, s.sum, s.acc);
+  for (int span = 0; span < count; ++span, states += group * (dim + 2)) {
+    for (std::size_t h = 0; h < group; ++h) {
+      step.kernels->attention.merge(layer_.layout.padded_dim, states[h], states[group + h],
+                                    states + 2 * group + h * dim, s.max + h, s.sum + h,
+                                    s.acc + h * dim);
     }
-    write(step, s.sum, s.acc, step.query_starts[sequence], 1, kv_head);
-  });
+  }
+  write(step, s.sum, s.acc, row, 1, kv_head);
 }
 
 void AttentionStep::run(const Step& step, Worker& worker) {
   const int n_kv = layer_.layout.n_kv_heads;
   Layout layout;
   const State s = lay_out(layout, worker.scratch);
-  if (split(step)) {
-    attend_split(step, worker, s);
+  if (const int piece_spans = split(step); piece_spans > 0) {
+    attend_split(step, worker, s, piece_spans);
     return;
   }
   if (!step.single_rows) {

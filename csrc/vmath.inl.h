@@ -49,6 +49,23 @@ TIDEMILL_INLINE f32x16 exp_of_negative(f32x16 x) {
   return select(less(x, f32_splat(-86.5f)), f32_zero(), power);
 }
 
+// 2^x for x <= 0, or above by a rounding error: softmax over scores in units of ln(2). Level below
+// -125, at 2^-125 (so also at -inf), relative error below 2e-7. The polynomial is that of
+// exp_of_negative; here the reduction is exact.
+TIDEMILL_INLINE f32x16 exp2_of_negative(f32x16 x) {
+  const f32x16 limited = max(f32_splat(-125.0f), x);  // this order keeps a NaN
+  const f32x16 magic = f32_splat(12582912.0f);
+  const f32x16 shifted = limited + magic;
+  const f32x16 r = limited - (shifted - magic);
+  f32x16 p = f32_splat(1.326469643e-03f);
+  p = fma(p, r, f32_splat(9.671536068e-03f));
+  p = fma(p, r, f32_splat(5.550734088e-02f));
+  p = fma(p, r, f32_splat(2.402224118e-01f));
+  p = fma(p, r, f32_splat(6.931469740e-01f));
+  p = fma(p, r, f32_splat(1.0f));
+  return as_f32(as_i32(p) + shift_left<23>(as_i32(shifted)));
+}
+
 // 1 / (1 + e^-x)
 TIDEMILL_INLINE f32x16 sigmoid(f32x16 x) {
   return f32_splat(1.0f) / (f32_splat(1.0f) + exp(f32_zero() - x));
