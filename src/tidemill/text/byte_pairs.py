@@ -111,9 +111,10 @@ class ByteLevelEncoder:
         parts = " ".join(self._merges).split(" ")
         if len(parts) != 2 * len(self._merges):
             return False
-        joined = map(str.__add__, parts[::2], parts[1::2])
-        tokens = {*parts, *joined}
-        return tokens <= self._ids.keys() and tokens.isdisjoint(self._special)
+        id_of = self._ids.get
+        ids = set(map(id_of, parts))
+        ids.update(map(id_of, map(str.__add__, parts[::2], parts[1::2])))
+        return None not in ids and ids.isdisjoint(map(id_of, self._special))
 
     def _build(self) -> Encode:
         pairs = [

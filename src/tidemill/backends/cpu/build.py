@@ -25,7 +25,7 @@ from tidemill.backends.cpu.instructions import (
     RowStep,
 )
 from tidemill.backends.cpu.lowering import GROUP, WeightInfo, lower
-from tidemill.backends.cpu.memory import Sizes, map_memory
+from tidemill.backends.cpu.memory import MemoryMap, Sizes, map_memory
 from tidemill.program.ops import ActivationKind, Program
 from tidemill.program.passes import PASSES, Pass, optimise
 from tidemill.records import dataclass
@@ -93,6 +93,7 @@ class _LastLowered:
 
 
 _last: _LastLowered | None = None
+_last_map: tuple[Lowered, Sizes, MemoryMap] | None = None
 
 
 def _lower(
@@ -112,6 +113,15 @@ def _lower(
         lowered = lower(optimise(program, passes), weights)
         last = _last = _LastLowered(program, kinds, passes, lowered)
     return last.lowered
+
+
+def _map(lowered: Lowered, sizes: Sizes) -> MemoryMap:
+    """Where the memory of a lowered program lies; the last one is kept for the same reason."""
+    global _last_map
+    last = _last_map
+    if last is None or last[0] is not lowered or last[1] != sizes:
+        last = _last_map = (lowered, sizes, map_memory(lowered, sizes))
+    return last[2]
 
 
 class _Builder:
@@ -134,7 +144,7 @@ class _Builder:
             block_bytes=_native.ACTIVATION_BLOCK_BYTES,
             block_width=GROUP,
         )
-        self.map = map_memory(lowered, sizes)
+        self.map = _map(lowered, sizes)
         groups = [
             i.n_heads // program.kv[i.layer].n_kv_heads
             for i in lowered.instructions
