@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run models dev test lint types unit native oracles slow sanitize arm64 \
-        bench bench-peers clean
+        bench bench-peers bench-ablations clean
 
 help:
 	@echo "make run [PROMPT=...] [MODEL=...]  set everything up and answer a prompt"
@@ -19,6 +19,8 @@ help:
 	@echo "make bench                         speed against llama.cpp in the same run"
 	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5]"
 	@echo "                                   speed against every peer (hours; large downloads)"
+	@echo "make bench-ablations [ONLY=... ROUNDS=5]"
+	@echo "                                   what each technique buys (a quarter of an hour)"
 	@echo "make oracles                       recompute the recorded expectations (large downloads)"
 
 # ---- the package ------------------------------------------------------------------------------
@@ -84,6 +86,9 @@ bench: dev models
 
 bench-peers: dev models
 	$(BENCH) --peers "$(PEERS)" --rounds $(ROUNDS) $(if $(WORK),--work "$(WORK)")
+
+bench-ablations: dev models
+	$(BIN)/python benchmarks/ablations.py --rounds $(ROUNDS) $(if $(ONLY),--only "$(ONLY)")
 
 clean:
 	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
