@@ -122,14 +122,20 @@ class Setting:
     def __init__(self, name: str, llm: LLM) -> None:
         self.name = name
         self.llm = llm
+        # A model without a template of its own gets the one that its vocabulary is made for.
+        self.template = None if llm.core.has_chat_template else llm.core.fitting_template()
         self.rates: dict[str, list[float]] = {work: [] for work in WORKS}
         self.drafted: dict[str, int] = {}
         self.accepted: dict[str, int] = {}
         self.tokens: dict[str, list[int]] = {}
 
+    def chat(self, text: str, params: SamplingParams) -> RequestOutput:
+        message = [{"role": "user", "content": text}]
+        (output,) = self.llm.chat(message, params, chat_template=self.template)
+        return output
+
     def answer(self, work: str, params: SamplingParams) -> None:
-        message = [{"role": "user", "content": WORKS[work]}]
-        (output,) = self.llm.chat(message, params)
+        output = self.chat(WORKS[work], params)
         self.rates[work].append(_rate(output))
         self.drafted[work] = output.metrics.drafted_tokens
         self.accepted[work] = output.metrics.accepted_tokens
@@ -166,7 +172,7 @@ def main() -> None:
     params = SamplingParams(temperature=0, max_tokens=arguments.tokens, ignore_eos=True)
     warm_up = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     for setting in settings:
-        setting.llm.chat([{"role": "user", "content": MILL}], warm_up)
+        setting.chat(MILL, warm_up)
     for number in range(arguments.rounds):
         order = settings[number % len(settings) :] + settings[: number % len(settings)]
         for work in WORKS:
