@@ -5,6 +5,7 @@
 //   DotType         the integer dot product of simd.h that its weights' range allows
 //   kQuantBytes     from one group's quants to the next one's
 //   kGroupBytes     bytes of a group all in all, on average (packed formats)
+//   kDirectPasses   up to how many passes over the packed tile cost less than unpacking it once
 //   quad<j>(q)      the weights of quad j as bytes, from the group's quants
 //   scales(s, g)    the group's factors, from the tile's scale part
 #pragma once
@@ -166,13 +167,23 @@ struct HalfScales {
 
 // ---- formats
 
+// One or two operations a quad, or none.
+template <class Quants>
+inline constexpr bool kUnpacksCheaply = false;
+template <>
+inline constexpr bool kUnpacksCheaply<NibbleQuants> = true;
+template <>
+inline constexpr bool kUnpacksCheaply<ByteQuants> = true;
+
 template <Kind kind, class Dot, class Quants, class Scales, TensorType type>
 struct Format : Quants, Scales {
   static constexpr bool kPacked = true;
   static constexpr Kind kKind = kind;
   static constexpr int kQuantBytes = tile_layout(type).quant_bytes;
+  static constexpr int kSuperBytes = tile_layout(type).super_bytes;
   static constexpr int kGroupBytes =
-      kQuantBytes + tile_layout(type).scale_bytes + tile_layout(type).super_bytes / 8;
+      kQuantBytes + tile_layout(type).scale_bytes + kSuperBytes / 8;
+  static constexpr int kDirectPasses = kUnpacksCheaply<Quants> && kSuperBytes == 0 ? 4 : 2;
   using DotType = Dot;
 };
 

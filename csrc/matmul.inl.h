@@ -23,9 +23,6 @@ namespace {
 // direct driver. More would not fit the registers; measured, not guessed
 // (benchmarks/kernel_matmul.py).
 
-// Up to this many tokens unpacking twice costs less than staging.
-inline constexpr int kMostDirect = 2 * kDirectTokens;
-
 // Groups per staged stretch: 24 x 640 bytes leave half of a 32 KiB L1 cache to the activations.
 inline constexpr int kStageGroups = 24;
 
@@ -47,21 +44,14 @@ TIDEMILL_INLINE void unroll(std::integer_sequence<int, kQuad...>, const Body& bo
 
 // ---- the micro-kernel
 
-// Add the products of one quad to the dot products of two tokens: at once, where order matters.
-template <int kQuad, class Dot, class... Factors>
-TIDEMILL_INLINE void add_two(Dot& x, Dot& y, b64 w, b64 a, b64 b, Factors... factors) {
-  if constexpr (requires { Dot::template add_two<kQuad>(x, y, w, a, b, factors...); }) {
-    Dot::template add_two<kQuad>(x, y, w, a, b, factors...);
-  } else {
-    x.template add<kQuad>(w, a, factors...);
-    y.template add<kQuad>(w, b, factors...);
-  }
-}
+// Whether a dot product has a faster way to take two tokens at once (simd_avx2.h).
+template <class Dot>
+concept TakesTwo = requires(Dot dot, f32x16 acc, f32x16 scale) { dot.add_scaled(acc, scale); };
 
-// acc += (sum of the dot product + offset) * scale.
-template <class Dot, class... Offset>
+// acc += (sum of the dot product + offset) * scale. kTwo: the products came in by add_two().
+template <bool kTwo, class Dot, class... Offset>
 TIDEMILL_INLINE void add_scaled(f32x16& acc, const Dot& dot, f32x16 scale, Offset... offset) {
-  if constexpr (requires { dot.add_scaled(acc, scale, offset...); }) {
+  if constexpr (kTwo) {
     dot.add_scaled(acc, scale, offset...);
   } else {
     acc = fma(to_f32((dot.sum() + ... + offset)), scale, acc);
@@ -69,19 +59,19 @@ TIDEMILL_INLINE void add_scaled(f32x16& acc, const Dot& dot, f32x16 scale, Offse
 }
 
 // Scale the integer sums of one group and add them to a token's accumulator.
-template <class Format, class Scales>
+template <class Format, bool kTwo, class Scales>
 TIDEMILL_INLINE void finish_group(const typename Format::DotType& dot, const Scales& scales,
                                   const ActivationBlock& block, f32x16& acc) {
   const f32x16 scale = scales.scale * f32_splat(block.scale);
   if constexpr (Format::kKind == Kind::kAffine) {
     // The minimum first: it need not wait for the integer sums.
     acc = fma(scales.min, f32_splat(block.sum), acc);
-    add_scaled(acc, dot, scale);
+    add_scaled<kTwo>(acc, dot, scale);
   } else if constexpr (Format::kKind == Kind::kOffset) {
     // An int16 pair of the offset, negated, times the block's two half sums.
     constexpr std::uint32_t half = static_cast<std::uint16_t>(-Format::kOffset);
     const i32x16 pairs = i32_splat(static_cast<std::int32_t>(half << 16 | half));
-    add_scaled(acc, dot, scale, pair_dot(pairs, &block.sum_lo));
+    add_scaled<kTwo>(acc, dot, scale, pair_dot(pairs, &block.sum_lo));
   } else if constexpr (Format::kKind == Kind::kSigned) {
     acc = fma(to_f32(dot.sum(&block.sum_lo)), scale, acc);
   } else {
@@ -98,6 +88,7 @@ TIDEMILL_INLINE void finish_group(const typename Format::DotType& dot, const Sca
 template <class Format, int T>
 TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBlock* const (&x)[T],
                                f32x16 (&acc)[T]) {
+  using Dot = typename Format::DotType;
   const std::uint8_t* quants = tile.quants + static_cast<std::size_t>(group) * Format::kQuantBytes;
   if constexpr (Format::kPacked) {
     // Few tokens wait for memory. While this tile is read the next one is fetched, at the same
@@ -105,33 +96,43 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
     const std::uint8_t* next = tile.next + static_cast<std::size_t>(group) * Format::kGroupBytes;
     for (int line = 0; line < Format::kGroupBytes; line += 64) prefetch(next + line);
   }
-  typename Format::DotType dot[T];
-  const auto multiply = [&](auto... factors) {
+  Dot dot[T];
+  const auto activations = [&](int t, int quad) { return b64_quad(x[t][group].q + 4 * quad); };
+  if constexpr (!Format::kPacked && TakesTwo<Dot>) {
+    constexpr int kPairs = T / 2;
     unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
       constexpr int j = decltype(quad)::value;
       const b64 w = Format::template quad<j>(quants);
-      const auto activations = [&](int t) { return b64_quad(x[t][group].q + 4 * j); };
-      unroll(std::make_integer_sequence<int, T / 2>{}, [&](auto pair) {
+      unroll(std::make_integer_sequence<int, kPairs>{}, [&](auto pair) {
         constexpr int t = 2 * decltype(pair)::value;
-        add_two<j>(dot[t], dot[t + 1], w, activations(t), activations(t + 1), factors...);
+        Dot::template add_two<j>(dot[t], dot[t + 1], w, activations(t, j), activations(t + 1, j));
       });
-      if constexpr (T % 2 == 1) dot[T - 1].template add<j>(w, activations(T - 1), factors...);
+      if constexpr (T % 2 == 1) dot[T - 1].template add<j>(w, activations(T - 1, j));
     });
-  };
-  const auto finish = [&](const auto& scales) {
+    // Scales are read only here: they would hold registers meanwhile.
+    const auto scales = Format::scales(tile.scales, group);
     unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
       constexpr int t = decltype(token)::value;
-      finish_group<Format>(dot[t], scales, x[t][group], acc[t]);
+      finish_group<Format, (t < 2 * kPairs)>(dot[t], scales, x[t][group], acc[t]);
     });
-  };
-  // Scales are read only when they are needed: they would hold registers meanwhile.
-  if constexpr (Format::kKind == Kind::kSub) {
-    const auto scales = Format::scales(tile.scales, group);
-    multiply(scales.factor_lo, scales.factor_hi);
-    finish(scales);
   } else {
-    multiply();
-    finish(Format::scales(tile.scales, group));
+    const auto scales = Format::scales(tile.scales, group);
+    unroll(std::make_integer_sequence<int, 8>{}, [&](auto quad) {
+      constexpr int j = decltype(quad)::value;
+      const b64 w = Format::template quad<j>(quants);
+      unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
+        constexpr int t = decltype(token)::value;
+        if constexpr (Format::kKind == Kind::kSub) {
+          dot[t].template add<j>(w, activations(t, j), scales.factor_lo, scales.factor_hi);
+        } else {
+          dot[t].template add<j>(w, activations(t, j));
+        }
+      });
+    });
+    unroll(std::make_integer_sequence<int, T>{}, [&](auto token) {
+      constexpr int t = decltype(token)::value;
+      finish_group<Format, false>(dot[t], scales, x[t][group], acc[t]);
+    });
   }
 }
 
@@ -299,6 +300,7 @@ TIDEMILL_INLINE Tile packed_tile(const PackedMatrix& w, int tile) {
 // How many tokens the next micro-kernel takes of those that are left: as even a split as possible,
 // for one token alone uses a micro-kernel badly (5 = 3 + 2 rather than 4 + 1).
 TIDEMILL_INLINE int next_tokens(int left, int most) {
+  if (left == most || left >= 2 * most) return most;
   const int parts = (left + most - 1) / most;
   return (left + parts - 1) / parts;
 }
@@ -306,7 +308,7 @@ TIDEMILL_INLINE int next_tokens(int left, int most) {
 // Straight from the packed tiles, which stay in the L1 cache if there is a second pass.
 template <class Format>
 void multiply_few(const Matmul& m) {
-  const ActivationBlock* x[kMostDirect];
+  const ActivationBlock* x[Format::kDirectPasses * kDirectTokens];
   for (int t = 0; t < m.tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, t) * m.x_stride;
   for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
@@ -367,7 +369,7 @@ template <TensorType type>
 void multiply_quantized(const Matmul& m) {
   using Format = FormatOf<type>;
   if (m.tokens <= 0) return;
-  if (m.tokens <= kMostDirect) {
+  if (m.tokens <= Format::kDirectPasses * kDirectTokens) {
     multiply_few<Format>(m);
     return;
   }

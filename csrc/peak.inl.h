@@ -31,9 +31,11 @@ double peak_quantized(int rounds) {
         const b64 a = b64_quad(x + t * kGroup + 4 * j);
         const b64 b = b64_quad(x + (t + 1) * kGroup + 4 * j);
         if constexpr (Format::kKind == Kind::kSub) {
-          add_two<j>(dot[t], dot[t + 1], weight, a, b, factor, factor);
+          dot[t].template add<j>(weight, a, factor, factor);
+          dot[t + 1].template add<j>(weight, b, factor, factor);
         } else {
-          add_two<j>(dot[t], dot[t + 1], weight, a, b);
+          dot[t].template add<j>(weight, a);
+          dot[t + 1].template add<j>(weight, b);
         }
       });
     });

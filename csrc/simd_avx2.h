@@ -324,41 +324,41 @@ struct DotU {
   template <int kQuad>
   TIDEMILL_INLINE void add(b64 w, b64 a) {
     add_part<kQuad % kSteps == 0>(part, w, a);
-    widen<kQuad>();
+    if constexpr (kQuad % kSteps == kSteps - 1) widen();
   }
-  // The same for two tokens at once.
+  TIDEMILL_INLINE i32x16 sum() const { return total; }
+
+  // Two tokens at once, and what goes with it: an int16 sum that lasts for the whole group is
+  // widened only where it is scaled, one register after the other. With unpacked weights this
+  // spills less; packed ones leave too few registers for it.
   template <int kQuad>
   static TIDEMILL_INLINE void add_two(DotU& x, DotU& y, b64 w, b64 a, b64 b) {
     add_parts<kQuad % kSteps == 0>(x.part, y.part, w, a, b);
-    x.template widen<kQuad>();
-    y.template widen<kQuad>();
+    if constexpr (kSteps < 8 && kQuad % kSteps == kSteps - 1) {
+      x.widen();
+      y.widen();
+    }
   }
-  TIDEMILL_INLINE i32x16 sum() const { return {sum_lo(), sum_hi()}; }
-  // acc += (sum + offset) * scale, one register after the other: the order that spills least.
+  // acc += sum * scale, behind add_two().
   TIDEMILL_INLINE void add_scaled(f32x16& acc, f32x16 scale) const {
-    acc.lo = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum_lo()), scale.lo, acc.lo);
-    acc.hi = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum_hi()), scale.hi, acc.hi);
+    acc.lo = _mm256_fmadd_ps(_mm256_cvtepi32_ps(late_lo()), scale.lo, acc.lo);
+    acc.hi = _mm256_fmadd_ps(_mm256_cvtepi32_ps(late_hi()), scale.hi, acc.hi);
   }
+  // acc += (sum + offset) * scale, behind add_two().
   TIDEMILL_INLINE void add_scaled(f32x16& acc, f32x16 scale, i32x16 offset) const {
-    const __m256i lo = _mm256_add_epi32(sum_lo(), offset.lo);
+    const __m256i lo = _mm256_add_epi32(late_lo(), offset.lo);
     acc.lo = _mm256_fmadd_ps(_mm256_cvtepi32_ps(lo), scale.lo, acc.lo);
-    const __m256i hi = _mm256_add_epi32(sum_hi(), offset.hi);
+    const __m256i hi = _mm256_add_epi32(late_hi(), offset.hi);
     acc.hi = _mm256_fmadd_ps(_mm256_cvtepi32_ps(hi), scale.hi, acc.hi);
   }
 
  private:
-  // Where one int16 sum lasts for the whole group it is widened here.
-  TIDEMILL_INLINE __m256i sum_lo() const {
+  TIDEMILL_INLINE void widen() { total = total + madd16(part, ones16()); }
+  TIDEMILL_INLINE __m256i late_lo() const {
     return kSteps == 8 ? _mm256_madd_epi16(part.lo, _mm256_set1_epi16(1)) : total.lo;
   }
-  TIDEMILL_INLINE __m256i sum_hi() const {
+  TIDEMILL_INLINE __m256i late_hi() const {
     return kSteps == 8 ? _mm256_madd_epi16(part.hi, _mm256_set1_epi16(1)) : total.hi;
-  }
-  template <int kQuad>
-  TIDEMILL_INLINE void widen() {
-    if constexpr (kSteps < 8 && kQuad % kSteps == kSteps - 1) {
-      total = total + madd16(part, ones16());
-    }
   }
 };
 
