@@ -1,4 +1,7 @@
-"""Tidemill itself, through its public Python API and, for the start, its command."""
+"""Tidemill itself, through its public Python API and, for the start, its command.
+
+Without speculation, as the peers: random prompts have repetitive answers, which it would guess.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class Tidemill(ApiPeer):
             self._llm.close()
         self._llm = LLM(
             model.path, threads=threads, max_context=limits.context,
-            max_sequences=limits.streams, prefix_caching=False,
+            max_sequences=limits.streams, prefix_caching=False, speculative="off",
         )  # fmt: skip
 
     def generate(self, prompts: list[list[int]], new_tokens: int) -> Sequence[int]:
@@ -65,7 +68,9 @@ class Tidemill(ApiPeer):
                 "--max-tokens", "2", "--temperature", "0", "--threads", str(threads),
                 "--context", str(work.context),
             ]  # fmt: skip
-            return process_figures(work, command, {**os.environ, "NO_COLOR": "1"})
+            # As installed: without this, every start would compile the package anew.
+            env = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+            return process_figures(work, command, {**env, "NO_COLOR": "1"})
         return super().measure(model, work, threads, settings, limits)
 
 
