@@ -18,7 +18,7 @@ def test_smollm2_answers_a_question(tidemill: Tidemill, real_model: RealModel) -
     question = "Why is the sky blue?"
     done = tidemill("run", model, question, "--temperature", "0", "--json")
     answer = json.loads(done.stdout)
-    assert "Rayleigh scattering" in answer["text"]
+    assert "scatter" in answer["text"]
     assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", None)
     assert "<|im_end|>" not in answer["text"]
 
