@@ -137,15 +137,16 @@ TIDEMILL_INLINE void add_group(const Tile& tile, int group, const ActivationBloc
 }
 
 // acc[t] += the product of groups [begin, end) of a tile with token t. x[t] is the token's first
-// block of the whole row. Accumulators are [T][16 rows].
+// block of the whole row. Accumulators are [T][16 rows]; `fresh` ones hold nothing yet.
 template <class Format, int T>
 [[gnu::noinline]] void accumulate(const Tile& tile, int begin, int end,
-                                  const ActivationBlock* const* tokens, float* accumulators) {
+                                  const ActivationBlock* const* tokens, float* accumulators,
+                                  bool fresh) {
   const ActivationBlock* x[T];
   f32x16 acc[T];
   for (int t = 0; t < T; ++t) {
     x[t] = tokens[t];
-    acc[t] = f32_load(accumulators + t * kTileRows);
+    acc[t] = fresh ? f32_zero() : f32_load(accumulators + t * kTileRows);
   }
   for (int group = begin; group < end; ++group) add_group<Format, T>(tile, group, x, acc);
   for (int t = 0; t < T; ++t) f32_store(accumulators + t * kTileRows, acc[t]);
@@ -154,13 +155,13 @@ template <class Format, int T>
 // accumulate<Format, count> for a count known at run time only, 1 <= count <= kMost.
 template <class Format, int kMost>
 void accumulate_some(int count, const Tile& tile, int begin, int end,
-                     const ActivationBlock* const* tokens, float* acc) {
+                     const ActivationBlock* const* tokens, float* acc, bool fresh) {
   if constexpr (kMost == 1) {
-    accumulate<Format, 1>(tile, begin, end, tokens, acc);
+    accumulate<Format, 1>(tile, begin, end, tokens, acc, fresh);
   } else if (count == kMost) {
-    accumulate<Format, kMost>(tile, begin, end, tokens, acc);
+    accumulate<Format, kMost>(tile, begin, end, tokens, acc, fresh);
   } else {
-    accumulate_some<Format, kMost - 1>(count, tile, begin, end, tokens, acc);
+    accumulate_some<Format, kMost - 1>(count, tile, begin, end, tokens, acc, fresh);
   }
 }
 
@@ -314,8 +315,9 @@ void multiply_few(const Matmul& m) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
     for (int t = 0; t < m.tokens;) {
       const int count = next_tokens(m.tokens - t, kDirectTokens);
-      alignas(64) float acc[kDirectTokens * kTileRows] = {};
-      accumulate_some<Format, kDirectTokens>(count, packed, 0, m.weights.cols / kGroup, x + t, acc);
+      alignas(64) float acc[kDirectTokens * kTileRows];
+      accumulate_some<Format, kDirectTokens>(count, packed, 0, m.weights.cols / kGroup, x + t, acc,
+                                             true);
       for (int i = 0; i < count; ++i) write_output(m, tile, t + i, f32_load(acc + i * kTileRows));
       t += count;
     }
@@ -337,7 +339,6 @@ void multiply_block(const Matmul& m, int first, int last) {
   for (int t = 0; t < tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, first + t) * m.x_stride;
   for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
-    for (int t = 0; t < tokens; ++t) f32_store(acc + t * kTileRows, f32_zero());
     for (int begin = 0; begin < groups; begin += length) {
       const int end = begin + length < groups ? begin + length : groups;
       stage_groups<Format>(packed, begin, end, stage);
@@ -355,7 +356,7 @@ void multiply_block(const Matmul& m, int first, int last) {
         for (int i = 0; i < count; ++i) from[i] = x[t + i] + begin;
         for (int line = 0; line < step && next < next_end; ++line, next += 64) prefetch(next);
         accumulate_some<Staged<Format>, kStagedTokens>(count, staged, 0, end - begin, from,
-                                                       acc + t * kTileRows);
+                                                       acc + t * kTileRows, begin == 0);
         t += count;
       }
     }
