@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 QUIET = 0.10  # the most of the processors' time that others may have
-_HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -60,47 +56,32 @@ def _cpu_times(stat: str) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What was measured of the hardware; rates of products in GMAC/s, None where not measured."""
+    """What was measured of the hardware, all threads together: GB/s, and 10^9 products a second."""
 
     processor: str
     threads: int
     read_gbytes: float
-    products: dict[str, float] | None
-    why_no_products: str = ""
+    products: dict[str, float]
 
     def __str__(self) -> str:
-        text = f"{self.processor}, {self.threads} threads: {self.read_gbytes:.1f} GB/s read"
-        if self.products is None:
-            return f"{text}; products not measured: {self.why_no_products}"
-        p = self.products
+        products = ", ".join(f"{name} {rate:.0f}" for name, rate in self.products.items())
         return (
-            f"{text}; {p['float32']:.0f} GMAC/s float32, {p['8x8']:.0f} 8 bit x 8 bit, "
-            f"{p['4x8']:.0f} 4 bit x 8 bit in groups"
+            f"{self.processor}, {self.threads} threads: {self.read_gbytes:.1f} GB/s read; "
+            f"products (10^9/s): {products}"
         )
 
 
 def measure_limits(threads: int) -> Limits:
-    """Read bandwidth and products per second (a small C++ program, built for this processor)."""
+    """Read bandwidth, and the bare arithmetic of float32, of 4 by 8 bits and of 8 by 8 bits, as
+    ``tidemill bench kernel`` measures them."""
+    from tidemill import _native
     from tidemill.hardware.bandwidth import measure_bandwidth
     from tidemill.hardware.cpu import cpu_info
+    from tidemill.weights.base import TensorType
 
     read = max(measure_bandwidth(0.5, threads).bytes_per_second for _ in range(3)) / 1e9
-    products, why = None, ""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "peak"
-        try:
-            subprocess.run(
-                ["g++", "-O2", "-march=native", "-pthread", str(_HERE / "peak.cpp"),
-                 "-o", str(program)],
-                check=True, capture_output=True, timeout=120,
-            )  # fmt: skip
-            done = subprocess.run(
-                [str(program), str(threads)], check=True, capture_output=True, timeout=120
-            )
-            products = {name: float(rate) for name, rate in json.loads(done.stdout).items()}
-        except FileNotFoundError:
-            why = "there is no g++"
-        except subprocess.SubprocessError as error:
-            said = getattr(error, "stderr", None) or str(error).encode()
-            why = said.decode(errors="replace").strip().splitlines()[0]
-    return Limits(cpu_info().model, threads, read, products, why)
+    types = {"float32": TensorType.F32, "4x8 bit": TensorType.Q4_1, "8x8 bit": TensorType.Q8_0}
+    products = {
+        name: _native.peak_products(int(type_), threads, 0.5) / 1e9 for name, type_ in types.items()
+    }
+    return Limits(cpu_info().model, threads, read, products)
