@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -20,30 +19,13 @@ import numpy as np
 
 from tidemill import _native
 from tidemill.backends import cpu
-from tidemill.backends.base import Batch, KVCacheSpec
+from tidemill.backends.base import KVCacheSpec
+from tidemill.backends.cpu.roofline import kind_of, uniform_batch
 from tidemill.models import load_model
 from tidemill.weights import open_checkpoint
 
 BATCHES = (1, 8, 16, 32, 64)
 BLOCK = 16
-
-
-def make_batch(tokens: np.ndarray, past: int, n_sequences: int, blocks_each: int) -> Batch:
-    """``n_sequences`` chunks of len(tokens) / n_sequences tokens after ``past`` cached ones."""
-    each = len(tokens) // n_sequences
-    return Batch(
-        tokens=tokens.astype(np.int32),
-        positions=np.tile(np.arange(past, past + each, dtype=np.int32), n_sequences),
-        query_starts=np.arange(0, len(tokens) + 1, each, dtype=np.int32),
-        context_lens=np.full(n_sequences, past + each, np.int32),
-        block_tables=np.arange(n_sequences * blocks_each, dtype=np.int32).reshape(n_sequences, -1),
-        logit_rows=np.arange(each - 1, len(tokens), each, dtype=np.int32),
-    )
-
-
-def kind_of(name: str) -> str:
-    """An instruction's kind: its weights without the layer."""
-    return re.sub(r"blk\.\d+\.|\.weight", "", name)
 
 
 def measure(path: Path, threads: int, rounds: int, prompt: int, context: int, steps: int) -> dict:
@@ -76,11 +58,11 @@ def measure(path: Path, threads: int, rounds: int, prompt: int, context: int, st
         shares[name] = {kind: seconds / total for kind, seconds in by_kind.items()}
         runner.profile(False)
 
-    whole = make_batch(ids, 0, 1, n_blocks)
+    whole = uniform_batch(ids, 1, 0, BLOCK, n_blocks)
     best("prefill", prompt, lambda: runner.forward(whole))
     for n in BATCHES:
         tokens = rng.integers(100, 32000, n)
-        batches = [make_batch(tokens, context + i, n, blocks_each) for i in range(steps)]
+        batches = [uniform_batch(tokens, n, context + i, BLOCK, blocks_each) for i in range(steps)]
         best(f"decode_{n}", n * steps, lambda b=batches: [runner.forward(batch) for batch in b])
     runner.close()
     return {"rates": rates, "shares": shares}

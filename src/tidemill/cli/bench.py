@@ -126,18 +126,10 @@ def kernel(
 
 
 def _batch(runner: CpuRunner, n: int, new: int, past: int) -> Batch:
-    """``n`` sequences with ``new`` tokens each behind ``past`` others."""
+    """``n`` sequences with ``new`` random tokens each behind ``past`` others."""
     import numpy as np
 
-    from tidemill.backends.base import Batch
+    from tidemill.backends.cpu.roofline import uniform_batch
 
-    blocks_each = -(-(past + new) // _BLOCK)
-    rng = np.random.default_rng(0)
-    return Batch(
-        tokens=rng.integers(0, runner.vocab_size, n * new).astype(np.int32),
-        positions=np.tile(np.arange(past, past + new, dtype=np.int32), n),
-        query_starts=np.arange(0, n * new + 1, new, dtype=np.int32),
-        context_lens=np.full(n, past + new, np.int32),
-        block_tables=np.arange(n * blocks_each, dtype=np.int32).reshape(n, -1),
-        logit_rows=np.arange(new - 1, n * new, new, dtype=np.int32),
-    )
+    tokens = np.random.default_rng(0).integers(0, runner.vocab_size, n * new).astype(np.int32)
+    return uniform_batch(tokens, n, past, _BLOCK, -(-(past + new) // _BLOCK))

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill import _native
 from tidemill.backends.base import Batch
 from tidemill.backends.cpu.runner import CpuRunner
@@ -101,7 +104,7 @@ class Profile:
         kinds: dict[str, Line] = {}
         of_weight: dict[str, Line] = {}
         for name, seconds in self.timings:
-            kind = _kind(name)
+            kind = kind_of(name)
             line = kinds.setdefault(kind, Line(kind))
             line.seconds += seconds
             of_weight.update((weight, line) for weight in name.split("+"))
@@ -134,6 +137,24 @@ def watch(runner: CpuRunner) -> Iterator[Profile]:
         runner.on_batch = None
 
 
+def uniform_batch(
+    tokens: npt.NDArray[np.int32], n: int, past: int, block_size: int, blocks_each: int
+) -> Batch:
+    """``n`` sequences that share ``tokens`` evenly, each behind ``past`` others and with
+    ``blocks_each`` KV blocks of its own; logits of the last token of each."""
+    new = len(tokens) // n
+    if n * new != len(tokens) or past + new > blocks_each * block_size:
+        raise ValueError(f"{len(tokens)} tokens for {n} sequences of {blocks_each} blocks each")
+    return Batch(
+        tokens=tokens.astype(np.int32),
+        positions=np.tile(np.arange(past, past + new, dtype=np.int32), n),
+        query_starts=np.arange(0, len(tokens) + 1, new, dtype=np.int32),
+        context_lens=np.full(n, past + new, np.int32),
+        block_tables=np.arange(n * blocks_each, dtype=np.int32).reshape(n, -1),
+        logit_rows=np.arange(new - 1, len(tokens), new, dtype=np.int32),
+    )
+
+
 def weight_types(model: Model) -> set[TensorType]:
     """The types of the matrices that a model's products read."""
     sources = model.weights.sources
@@ -146,7 +167,7 @@ def weight_types(model: Model) -> set[TensorType]:
     }
 
 
-def _kind(instruction: str) -> str:
+def kind_of(instruction: str) -> str:
     """An instruction's name without its layer."""
     return re.sub(r"blk\.\d+\.|\.weight", "", instruction)
 
