@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -21,6 +21,7 @@ from techniques.serving import (
 from techniques.setup import Bench, blocks
 from tidemill.backends import cpu
 from tidemill.backends.base import KVCacheSpec, KVDtype, Runner
+from tidemill.engine.engine import Engine
 from tidemill.llm.loading import open_model
 from tidemill.llm.memory import BLOCK_SIZE
 from tidemill.program.passes import PASSES
@@ -29,6 +30,14 @@ from tidemill.text.chat import ChatTemplate, encode_chat
 MIB = 1 << 20
 SEQUENCES = 64
 DECODE_8 = "decode, 8 streams"
+
+
+def _served(engine: Engine, jobs: Sequence[Job]) -> Measured:
+    served = serve(engine, jobs)
+    return Measured(
+        {"requests": served.requests_per_second, "time to first token": 1e3 * served.ttft},
+        served.outputs,
+    )
 
 
 @contextmanager
@@ -40,11 +49,7 @@ def continuous_batching(bench: Bench) -> Iterator[Measure]:
 
         def measure(on: bool) -> Measured:
             engine = new_engine(runner, max_context=longest, max_sequences=SEQUENCES if on else 1)
-            served = serve(engine, jobs)
-            return Measured(
-                {"requests": served.requests_per_second, "time to first token": 1e3 * served.ttft},
-                served.outputs,
-            )
+            return _served(engine, jobs)
 
         yield measure
 
@@ -124,11 +129,7 @@ def prefix_caching(bench: Bench) -> Iterator[Measure]:
             engine = new_engine(
                 runner, max_context=longest, prefix_caching=on, max_sequences=SEQUENCES
             )
-            served = serve(engine, jobs)
-            return Measured(
-                {"requests": served.requests_per_second, "time to first token": 1e3 * served.ttft},
-                served.outputs,
-            )
+            return _served(engine, jobs)
 
         yield measure
 
