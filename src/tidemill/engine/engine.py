@@ -326,8 +326,9 @@ class Engine:
         batch = self._table.batch(spans)
         self._forwards += 1
         logits = self._runner.forward(batch)
-        n = len(batch.tokens)
-        self._work = Work(n, int(batch.positions.sum()) + n, len(batch.logit_rows))
+        if self._clock is not None:
+            n = len(batch.tokens)
+            self._work = Work(n, int(batch.positions.sum()) + n, len(batch.logit_rows))
         if logits.shape != (len(batch.logit_rows), self._vocab_size):
             raise RuntimeError(f"the runner gave logits of shape {logits.shape}")
         return np.ascontiguousarray(logits, np.float32)
