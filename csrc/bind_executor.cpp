@@ -307,6 +307,12 @@ void bind_executor(nb::module_& m) {
           },
           "type"_a, "rows"_a, "cols"_a)
       .def(
+          "tie_table",
+          [](PyExecutor& self, int table, int matrix) {
+            self.executor().tie_table(table, matrix);
+          },
+          "table"_a, "matrix"_a)
+      .def(
           "add_rope_table",
           [](PyExecutor& self, int pairs, bool interleaved, const View& view) {
             return self.executor().add_rope_table(pairs, interleaved, view);

@@ -92,6 +92,15 @@ class OwnedMatrix {
 
   const PackedMatrix& view() const { return view_; }
 
+  nb::ndarray<nb::numpy, float> dequantize() const {
+    const auto cols = static_cast<std::size_t>(view_.cols);
+    Buffer<float> out = allocate<float>(static_cast<std::size_t>(view_.rows) * cols);
+    for (int r = 0; r < view_.rows; ++r) {
+      tidemill::dequantize_packed_row(view_, r, out.get() + static_cast<std::size_t>(r) * cols);
+    }
+    return as_numpy(std::move(out), view_.rows, view_.cols);
+  }
+
   nb::ndarray<nb::numpy, float> multiply(Floats x, const std::string& isa,
                                          std::optional<FloatRow> bias,
                                          std::optional<std::pair<int, int>> tiles,
@@ -264,6 +273,7 @@ void bind_matmul(nb::module_& m) {
       .def_prop_ro("type", [](const OwnedMatrix& w) { return static_cast<int>(w.view().type); })
       .def_prop_ro("tiles", [](const OwnedMatrix& w) { return w.view().tiles(); })
       .def_prop_ro("nbytes", [](const OwnedMatrix& w) { return w.view().bytes(); })
+      .def("dequantize", &OwnedMatrix::dequantize, "The weights as float32 (rows, cols).")
       .def("matmul", &OwnedMatrix::multiply, nb::arg("x"), nb::arg("isa") = "",
            nb::arg("bias") = nb::none(), nb::arg("tiles") = nb::none(),
            nb::arg("x_rows") = nb::none(), nb::arg("repeats") = 1,

@@ -63,8 +63,17 @@ int Executor::add_vector(int size) {
 int Executor::add_table(TensorType type, int rows, int cols) {
   if (const char* why = pack_error(type, rows, cols)) reject(why);
   if (rows < vocab_size_) reject("the embedding table has fewer rows than the vocabulary");
-  tables_.push_back({type, rows, cols, nullptr});
+  tables_.push_back({type, rows, cols});
   return static_cast<int>(tables_.size()) - 1;
+}
+
+void Executor::tie_table(int index, int matrix_index) {
+  Table& t = tables_.at(static_cast<std::size_t>(index));
+  const Matrix& m = matrix(matrix_index);
+  if (m.type != t.type || m.rows != t.rows || m.cols != t.cols || m.count != 1) {
+    reject("a table tied to another kind of matrix");
+  }
+  t.matrix = matrix_index;
 }
 
 int Executor::add_rope_table(int pairs, bool interleaved, const View& view) {
@@ -302,7 +311,9 @@ void Executor::prepare(const BatchArrays& b) {
 void Executor::forward(const BatchArrays& batch) {
   if (!team_) throw std::logic_error("forward() before allocate()");
   for (const Table& table : tables_) {
-    if (table.data == nullptr) throw std::logic_error("forward() before load_table()");
+    if (table.data == nullptr && table.matrix < 0) {
+      throw std::logic_error("forward() before load_table()");
+    }
   }
   check(batch);
   prepare(batch);

@@ -152,11 +152,13 @@ struct Vector {
   }
 };
 
-// A stored matrix whose rows are looked up straight from the file.
+// A matrix whose rows are looked up: as it is stored, straight from the file, or packed where products
+// read it as well (tied embeddings).
 struct Table {
   TensorType type;
   int rows, cols;
-  const std::uint8_t* data;  // null until loaded
+  const std::uint8_t* data = nullptr;  // stored rows; null until loaded
+  int matrix = -1;                     // instead: the packed matrix
 };
 
 // cos and sin of every token's angles, computed once a step (RopeAngles): rows of [pairs] cos,
@@ -200,6 +202,8 @@ class Executor {
   int add_matrix(TensorType type, int rows, int cols, int count);
   int add_vector(int size);
   int add_table(TensorType type, int rows, int cols);
+  // The rows of this table are those of a matrix; it is not loaded then.
+  void tie_table(int table, int matrix);
   int add_rope_table(int pairs, bool interleaved, const View& view);
   int add_kv_layer(int n_kv_heads, int head_dim);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);

@@ -148,10 +148,17 @@ void EmbedRows::run(const Step& step, Worker& worker) {
   const Table& table = executor_.table(table_);
   const RowRange rows = share_rows(step.n_tokens, worker.rank, worker.team->size());
   const std::size_t bytes = row_bytes(table.type, table.cols);
+  PackedMatrix packed;
+  if (table.matrix >= 0) packed = executor_.matrix(table.matrix).view(step.weights);
   for (int r = rows.begin; r < rows.end; ++r) {
     float* out = step.row(out_, r);
-    dequantize_row(table.type, table.data + static_cast<std::size_t>(step.tokens[r]) * bytes,
-                   table.cols, out);
+    const int token = step.tokens[r];
+    if (table.matrix >= 0) {
+      dequantize_packed_row(packed, token, out);
+    } else {
+      dequantize_row(table.type, table.data + static_cast<std::size_t>(token) * bytes, table.cols,
+                     out);
+    }
     if (scale_ != 1.0f) step.kernels->rows.scale(out, scale_, table.cols, out);
   }
 }

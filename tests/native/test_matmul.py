@@ -101,6 +101,15 @@ def test_dequantised_rows_are_those_of_the_gguf_package(type_: TensorType) -> No
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
 
 
+@pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
+def test_packed_rows_are_the_same(type_: TensorType) -> None:
+    rows, cols = 37, 3 * max(type_.block_weights, 13)
+    data = stored(type_, rows, cols, seed=4)
+    got = packed(data, type_, rows, cols).dequantize()
+    want = _native.dequantize(data, int(type_), rows, cols)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
 def test_every_scale_of_mxfp4_is_read() -> None:
     blocks = np.zeros((256, 17), dtype=np.uint8)
     blocks[:, 0] = np.arange(256)

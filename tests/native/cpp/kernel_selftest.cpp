@@ -170,6 +170,12 @@ void check_product(const KernelTable& k, const TypeCase& t, int rows, int cols, 
     dequantize_row(t.type, src.get() + static_cast<std::size_t>(r) * row_bytes(t.type, cols), cols,
                    w.data() + at(r, 0));
   }
+  std::vector<float> row(static_cast<std::size_t>(cols));
+  for (int r = 0; r < rows; ++r) {
+    dequantize_packed_row(weights, r, row.data());
+    CHECK(std::memcmp(row.data(), w.data() + at(r, 0), row.size() * sizeof(float)) == 0,
+          "%s: packed row %d of %d x %d is not the stored one", t.name, r, rows, cols);
+  }
 
   std::normal_distribution<float> normal(0.0f, 1.0f);
   std::vector<float> x(at(tokens, 0));

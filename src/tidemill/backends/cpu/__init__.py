@@ -53,8 +53,8 @@ def plan(
 ) -> MemoryPlan:
     """The bytes that ``compile`` with the same arguments will take, exactly; takes none.
 
-    The embedding table, which is read in place from the mapped file, is not counted: its pages
-    are the page cache's.
+    An embedding table that is not the output matrix as well is read in place from the mapped file
+    and not counted: its pages are the page cache's.
     """
     built = _build(model, kv, max_batch_tokens, max_logit_rows, threads)
     executor = built.executor

@@ -45,7 +45,9 @@ _ACTIVATIONS: dict[ActivationKind, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A native executor before it takes memory, and which weight goes where in it."""
+    """A native executor before it takes memory, and which weight goes where in it.
+
+    ``tables`` are those that are read from the file, in place."""
 
     executor: Any
     matrices: dict[str, int]
@@ -173,6 +175,7 @@ class _Builder:
         ]
         for instruction, barriers in zip(lowered.instructions, self.map.barriers, strict=True):
             self._add(instruction, barriers)
+        self._tie_tables()
         self.executor.set_logits(self._view(lowered.logits))
         self.built = Built(self.executor, self.matrices, self.vectors, self.tables)
 
@@ -204,6 +207,12 @@ class _Builder:
             rows, cols = info.shape
             self.tables[name] = self.executor.add_table(int(info.type), rows, cols)
         return self.tables[name]
+
+    def _tie_tables(self) -> None:
+        """Look up rows in the packed matrix where there is one (tied embeddings), so that the
+        file's pages are not resident beside it."""
+        for name in self.tables.keys() & self.matrices.keys():
+            self.executor.tie_table(self.tables.pop(name), self.matrices[name])
 
     def _rotation(self, rotation: Rotation) -> int:
         if rotation not in self.rotations:
