@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,13 +77,12 @@ def test_answers_are_those_of_the_reference(name: str, real_model: RealModel) ->
     np.testing.assert_array_equal(logits_along(small_runner(model, 1), tokens, 1), found)
 
 
-def test_resident_memory_is_about_what_was_planned(real_model: RealModel) -> None:
-    """Loading maps the file, packs it and gives its pages back."""
-    script = """
-import sys
+IN_A_PROCESS_OF_ITS_OWN = """
+import re, sys
 from pathlib import Path
+import numpy as np
 from tidemill.backends import cpu
-from tidemill.backends.base import KVCacheSpec
+from tidemill.backends.base import Batch, KVCacheSpec, Origin
 from tidemill.models import load_model
 from tidemill.weights import open_checkpoint
 
@@ -90,19 +90,69 @@ def kib(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
-model = load_model(open_checkpoint(Path(sys.argv[1])))
+path = Path(sys.argv[1])
+model = load_model(open_checkpoint(path))
+"""
+
+
+def numbers_of(script: str, path: Path, home: Path) -> list[int]:
+    """What a fresh process prints that runs ``script`` after the lines above."""
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN + script, str(path)],
+        capture_output=True, text=True, check=True, timeout=120,
+        env={**os.environ, "TIDEMILL_HOME": str(home)},
+    )  # fmt: skip
+    return [int(word) for word in run.stdout.split()]
+
+
+def test_resident_memory_is_about_what_was_planned(real_model: RealModel, tmp_path: Path) -> None:
+    """Loading maps the file, packs it and gives its pages back."""
+    script = """
 before = kib("VmRSS")
 kv = KVCacheSpec(64, 16, "f16")
 plan = cpu.plan(model, kv=kv, threads=2)
 runner = cpu.compile(model, kv=kv, threads=2)
 print(kib("VmRSS") - before, kib("VmHWM") - before, plan.weights >> 10, plan.total >> 10)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(real_model("smollm2"))],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    resident, peak, weights, planned = (int(word) for word in run.stdout.split())
+    resident, peak, weights, planned = numbers_of(script, real_model("smollm2"), tmp_path)
     slack = 24 << 10
     assert weights <= resident <= planned + slack
     # The largest tensor's pages come on top while it is packed: the embedding matrix, 29 MB.
     assert peak <= planned + slack + (29 << 10)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_prompt_touches_its_own_blocks_and_nothing_of_the_file(
+    name: str, real_model: RealModel, tmp_path: Path
+) -> None:
+    """From kept weights: they, scratch and the used quarter of the KV cache are all that becomes
+    resident, although the prompt has tokens from everywhere in the vocabulary."""
+    script = """
+kv = KVCacheSpec(256, 16, "f16")
+origin = Origin("x", (str(path),))
+options = dict(kv=kv, threads=2, max_batch_tokens=256, max_logit_rows=1, origin=origin)
+cpu.compile(model, **options).close()  # keeps its weights
+before = kib("VmRSS")
+runner = cpu.compile(model, **options)
+assert runner.weights_are_mapped
+for past in range(0, 1024, 256):
+    positions = np.arange(past, past + 256, dtype=np.int32)
+    runner.forward(Batch(
+        tokens=(positions * 47).astype(np.int32), positions=positions,
+        query_starts=np.array([0, 256], np.int32), context_lens=np.array([past + 256], np.int32),
+        block_tables=np.arange(64, dtype=np.int32)[None], logit_rows=np.array([255], np.int32),
+    ))
+of_file = 0
+for line in Path("/proc/self/smaps").read_text().splitlines():
+    if not re.match("[A-Z]", line):  # a mapping; what follows is about it
+        is_file = line.endswith(str(path.resolve()))
+    elif is_file and line.startswith("Rss:"):
+        of_file += int(line.split()[1])
+plan = cpu.plan(model, **options)
+parts = plan.weights + plan.kv // 4 + plan.scratch
+print(kib("VmRSS") - before, parts >> 10, of_file)
+"""
+    resident, parts, of_file = numbers_of(script, real_model(name), tmp_path)
+    print(resident, parts, of_file)
+    assert 0.9 * parts <= resident <= parts + (4 << 10)
+    assert of_file <= 1 << 10

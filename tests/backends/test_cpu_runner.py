@@ -24,7 +24,7 @@ from tidemill.backends.cpu.runner import CpuRunner
 from tidemill.models import Model, load_model
 from tidemill.weights import open_checkpoint
 from tidemill.weights.base import CheckpointError, TensorType, WeightTensor
-from tidemill.weights.mapped import release_pages
+from tidemill.weights.mapped import release_files
 
 # The package's name `build` is the function in it.
 build_module = importlib.import_module("tidemill.backends.cpu.build")
@@ -350,9 +350,9 @@ def test_pages_of_a_mapped_file_are_given_back_and_read_again(tmp_path: Path) ->
     path = write_gguf(CASE["llama"], tmp_path / "model.gguf")
     tensor = open_checkpoint(path).tensors["blk.0.ffn_up.weight"]
     before = tensor.data.copy()
-    release_pages(tensor.data)
+    release_files([tensor.data])
     np.testing.assert_array_equal(tensor.data, before)
     anonymous = np.arange(10 * mmap.PAGESIZE, dtype=np.uint8)
     copy = anonymous.copy()
-    release_pages(anonymous)  # must not be wiped
+    release_files([anonymous])  # must not be wiped
     np.testing.assert_array_equal(anonymous, copy)

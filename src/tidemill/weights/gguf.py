@@ -28,7 +28,7 @@ import numpy.typing as npt
 from tidemill import _native
 from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError, TensorType, WeightTensor
-from tidemill.weights.mapped import map_file, release_pages
+from tidemill.weights.mapped import map_file, release_files
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -167,7 +167,7 @@ def _read_file(path: Path) -> _File:
     n_tensors, n_keys = reader.header()
     metadata = reader.key_values(n_keys)
     tensors = reader.tensors(n_tensors, metadata)
-    release_pages(reader.data[: reader.offset])  # a vocabulary's text takes several megabytes
+    release_files([reader.data])  # a vocabulary's text takes several megabytes
     return _File(path, metadata, tensors)
 
 

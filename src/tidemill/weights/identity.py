@@ -7,6 +7,7 @@ import os
 import time
 
 from tidemill.weights.base import Checkpoint
+from tidemill.weights.mapped import release_files
 
 _SAMPLE_BYTES = 1024
 # Times of change are as coarse as the file system's clock, two seconds at the worst: a file that
@@ -41,4 +42,5 @@ def content_identity(checkpoint: Checkpoint, *, now_ns: int | None = None) -> st
         digest.update(f"{name!r} {int(tensor.type)} {tensor.shape}\n".encode())
         digest.update(tensor.data[:_SAMPLE_BYTES].tobytes())
         digest.update(tensor.data[-_SAMPLE_BYTES:].tobytes())
+    release_files(tensor.data for tensor in checkpoint.tensors.values())
     return digest.hexdigest()

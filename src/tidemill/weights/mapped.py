@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,21 @@ def map_file(path: Path) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mapping, dtype=np.uint8)
 
 
-def release_pages(data: npt.NDArray[np.uint8]) -> None:
-    """Give the whole pages of a view on a mapped file back to the kernel, which can read them
-    again; memory of another kind is left alone."""
-    owner: Any = data
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if not isinstance(owner, mmap.mmap) or data.size == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+def release_files(views: Iterable[npt.NDArray[np.uint8]]) -> None:
+    """Give all pages of the mapped files that ``views`` look at back to the kernel, which can
+    read them again; memory of another kind is left alone.
+
+    Whole files, because reading a few bytes here and there makes their neighbourhoods resident.
+    """
+    if not hasattr(mmap, "MADV_DONTNEED"):
         return
-    whole = np.frombuffer(owner, dtype=np.uint8)
-    begin = data.ctypes.data - whole.ctypes.data
-    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (begin + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+    for owner in {id(owner): owner for owner in map(_owner, views)}.values():
+        if isinstance(owner, mmap.mmap):
+            owner.madvise(mmap.MADV_DONTNEED)
+
+
+def _owner(data: Any) -> Any:
+    """What the memory behind a view belongs to."""
+    while isinstance(data, np.ndarray | memoryview):
+        data = data.base if isinstance(data, np.ndarray) else data.obj
+    return data

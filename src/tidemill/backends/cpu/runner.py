@@ -12,7 +12,7 @@ from tidemill.backends.base import Batch, KVCacheSpec
 from tidemill.backends.cpu.build import Built
 from tidemill.backends.cpu.packed import Keeper, PackedImage
 from tidemill.weights.base import WeightTensor
-from tidemill.weights.mapped import release_pages
+from tidemill.weights.mapped import release_files
 
 # Bytes of weights loaded so far, and in all.
 Progress = Callable[[int, int], None]
@@ -82,7 +82,7 @@ class CpuRunner:
                 executor.load_matrix(built.matrices[name], tensor.data)
             if name in built.vectors:
                 executor.load_vector(built.vectors[name], tensor.dequantize().reshape(-1))
-            release_pages(tensor.data)
+            release_files([tensor.data])
             done += sizes[name]
             if progress is not None:
                 progress(done, total)
