@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tidemill._native import Texts
 from tidemill.text import byte_pairs
 from tidemill.text.byte_pairs import ByteLevelEncoder
 from tidemill.text.errors import TokenizerError
@@ -36,10 +37,9 @@ def encoder(
 ) -> ByteLevelEncoder:
     if tokens is None or merges is None:
         tokens, merges = made_up_merges(random.Random(7))
-    ids = {text: i for i, text in enumerate(tokens)}
     vocabulary = Vocabulary(tokens, bytes([1]) * len(tokens), Spelling.BYTE_LEVEL)
-    special = frozenset({ids[SPECIAL]})
-    return ByteLevelEncoder(vocabulary, ids, special, merges, PRE_TOKENIZERS[pre])
+    special = frozenset({tokens.index(SPECIAL)})
+    return ByteLevelEncoder(vocabulary, special, Texts(merges), PRE_TOKENIZERS[pre])
 
 
 ENCODERS = {pre: encoder(pre) for pre in ("gpt-2", "llama-bpe", "qwen2", "smollm")}
@@ -93,10 +93,10 @@ def test_a_faulty_list_of_merges_is_refused_with_the_first_text(merge: str) -> N
 def test_merges_to_special_tokens_are_as_the_library_makes_them() -> None:
     tokens, merges = made_up_merges(random.Random(7))
     tokens[tokens.index(SPECIAL)] = "zz"
-    ids = {text: i for i, text in enumerate(tokens)}
     vocabulary = Vocabulary(tokens, bytes([1]) * len(tokens), Spelling.BYTE_LEVEL)
+    special = tokens.index("zz")
     split = ByteLevelEncoder(
-        vocabulary, ids, frozenset({ids["zz"]}), [*merges, "z z"], PRE_TOKENIZERS["smollm"]
+        vocabulary, frozenset({special}), Texts([*merges, "z z"]), PRE_TOKENIZERS["smollm"]
     )
-    assert split.encode("zz") == [ids["zz"]]
+    assert split.encode("zz") == [special]
     assert split._library is not None

@@ -6,11 +6,10 @@ An encoder gets the text between special tokens, never the special tokens themse
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Regex, Tokenizer, models, normalizers
 
 from tidemill.text.byte_pairs import Encode, library_encode
 from tidemill.text.errors import TokenizerError, library_errors
@@ -20,18 +19,17 @@ from tidemill.text.vocabulary import SPACE_MARK, TokenType, Vocabulary, is_text
 
 def spm_encoder(
     vocabulary: Vocabulary,
-    ids: Mapping[str, int],
     special_ids: frozenset[int],
     scores: npt.NDArray[np.float64],
     unknown_id: int | None,
     prefix_space: bool,
 ) -> Encode:
     """SentencePiece BPE with byte fallback."""
-    byte_ids = _byte_ids(vocabulary, ids)
+    byte_ids = _byte_ids(vocabulary)
     # SentencePiece never produces control, user-defined or byte tokens by merging.
     hidden = vocabulary.ids_of(TokenType.USER_DEFINED, TokenType.BYTE)
     encoder = SpmEncoder(
-        ids,
+        vocabulary.ids,
         array("d", scores.tobytes()),
         hidden=(*special_ids, *hidden, *(byte_ids or ())),
         unused=vocabulary.ids_of(TokenType.UNUSED),
@@ -53,6 +51,8 @@ def unigram_encoder(
     prefix_space: bool,
 ) -> Encode:
     """Unigram language model, as T5 uses it."""
+    from tokenizers import Regex, Tokenizer, models, normalizers
+
     if unknown_id is None:
         raise TokenizerError("a t5 vocabulary needs tokenizer.ggml.unknown_token_id")
     byte_ids = vocabulary.ids_of(TokenType.BYTE)
@@ -82,8 +82,8 @@ def unigram_encoder(
     return library_encode(tokenizer)
 
 
-def _byte_ids(vocabulary: Vocabulary, ids: Mapping[str, int]) -> Sequence[int] | None:
+def _byte_ids(vocabulary: Vocabulary) -> Sequence[int] | None:
     """The ids of the 256 byte tokens, None if they are not all there."""
-    found = [ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+    found = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
     complete = [i for i in found if i is not None]
     return complete if len(complete) == 256 else None

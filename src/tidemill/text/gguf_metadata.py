@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tidemill._native import Texts
 from tidemill.text.errors import TokenizerError
 from tidemill.text.vocabulary import clean_texts
 
@@ -55,7 +56,7 @@ class TokenizerMetadata:
         )
         return None
 
-    def texts(self, key: str) -> list[str] | None:
+    def texts(self, key: str) -> Texts | None:
         name, value = self._get(key)
         if value is None:
             return None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tidemill._native import Texts
 from tidemill.records import dataclass
 from tidemill.text.byte_pairs import ByteLevelEncoder, Encode
 from tidemill.text.encoders import spm_encoder, unigram_encoder
@@ -136,19 +137,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) 
         raise TokenizerError(
             f"tokenizer.ggml.model is {model!r}; supported are {', '.join(sorted(_DEFAULT_IDS))}"
         )
-    vocabulary, ids = _vocabulary(keys, byte_level=model == "gpt2")
+    vocabulary = _vocabulary(keys, byte_level=model == "gpt2")
     bos, eos, unknown = (
         _special_id(keys, name, model, vocabulary) for name in ("bos", "eos", "unknown")
     )
     eot, eom = (keys.token_id(f"{name}_token_id", len(vocabulary)) for name in ("eot", "eom"))
     eos_ids = frozenset(i for i in (eos, eot, eom) if i is not None)
-    eos_ids = eos_ids.union(end_markers(ids, vocabulary.types))
+    eos_ids = eos_ids.union(end_markers(vocabulary.ids, vocabulary.types))
     special_ids = eos_ids.union(vocabulary.ids_of(TokenType.CONTROL, TokenType.UNKNOWN))
 
     if model == "gpt2":
-        scheme = _byte_level_scheme(keys, vocabulary, ids, special_ids, pre)
+        scheme = _byte_level_scheme(keys, vocabulary, special_ids, pre)
     elif model == "llama":
-        scheme = _spm_scheme(keys, vocabulary, ids, special_ids, unknown)
+        scheme = _spm_scheme(keys, vocabulary, special_ids, unknown)
     else:
         scheme = _unigram_scheme(keys, vocabulary, special_ids, unknown)
 
@@ -178,8 +179,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], *, pre: str | None = None) 
     )
 
 
-def _vocabulary(keys: TokenizerMetadata, *, byte_level: bool) -> tuple[Vocabulary, dict[str, int]]:
-    """The token list, and the id of each text."""
+def _vocabulary(keys: TokenizerMetadata, *, byte_level: bool) -> Vocabulary:
     texts = keys.texts("tokens")
     if not texts:
         raise TokenizerError("tokenizer.ggml.tokens is missing or empty")
@@ -191,18 +191,20 @@ def _vocabulary(keys: TokenizerMetadata, *, byte_level: bool) -> tuple[Vocabular
         types = np.where(known, numbers, TokenType.UNDEFINED).astype(np.uint8).tobytes()
     if not byte_level:
         # Older converters wrote the spaces of user-defined tokens as SentencePiece does.
-        user_defined = np.frombuffer(types, np.uint8) == TokenType.USER_DEFINED
-        for index in np.flatnonzero(user_defined).tolist():
-            texts[index] = texts[index].replace(SPACE_MARK, " ")
-    ids = dict(zip(texts, range(len(texts)), strict=True))
-    ids.pop("", None)
-    if len(ids) != len(texts) - texts.count(""):
-        index = next(i for i, text in enumerate(texts) if text and ids[text] != i)
-        raise TokenizerError(
-            f"tokenizer.ggml.tokens has {texts[index]!r} twice, as {index} and {ids[texts[index]]}"
-        )
+        user_defined = np.flatnonzero(np.frombuffer(types, np.uint8) == TokenType.USER_DEFINED)
+        marked = [i for i in user_defined.tolist() if SPACE_MARK in texts[i]]
+        if marked:
+            changed = list(texts)
+            for i in marked:
+                changed[i] = changed[i].replace(SPACE_MARK, " ")
+            texts = Texts(changed)
     spelling = Spelling.BYTE_LEVEL if byte_level else Spelling.SENTENCEPIECE
-    return Vocabulary(texts, types, spelling), ids
+    vocabulary = Vocabulary(texts, types, spelling)
+    if (twice := vocabulary.ids.twice) is not None:
+        raise TokenizerError(
+            f"tokenizer.ggml.tokens has {texts[twice[0]]!r} twice, as {twice[0]} and {twice[1]}"
+        )
+    return vocabulary
 
 
 def _special_id(
@@ -223,7 +225,6 @@ def _special_id(
 def _byte_level_scheme(
     keys: TokenizerMetadata,
     vocabulary: Vocabulary,
-    ids: Mapping[str, int],
     special_ids: frozenset[int],
     override: str | None,
 ) -> _Scheme:
@@ -233,7 +234,7 @@ def _byte_level_scheme(
         raise TokenizerError("tokenizer.ggml.merges is missing")
 
     def make_encoder() -> Encode:
-        return ByteLevelEncoder(vocabulary, ids, special_ids, merges, pre).encode
+        return ByteLevelEncoder(vocabulary, special_ids, merges, pre).encode
 
     return _Scheme(make_encoder, add_bos=pre.add_bos, add_eos=False, prefix_space=False)
 
@@ -263,7 +264,6 @@ def _pre_tokenizer(name: str | None, override: str | None) -> PreTokenizer:
 def _spm_scheme(
     keys: TokenizerMetadata,
     vocabulary: Vocabulary,
-    ids: Mapping[str, int],
     special_ids: frozenset[int],
     unknown_id: int | None,
 ) -> _Scheme:
@@ -271,7 +271,7 @@ def _spm_scheme(
     prefix_space = keys.flag("add_space_prefix") is not False
 
     def make_encoder() -> Encode:
-        return spm_encoder(vocabulary, ids, special_ids, scores, unknown_id, prefix_space)
+        return spm_encoder(vocabulary, special_ids, scores, unknown_id, prefix_space)
 
     return _Scheme(make_encoder, add_bos=True, add_eos=False, prefix_space=prefix_space)
 

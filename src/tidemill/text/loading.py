@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from tidemill.text.errors import TokenizerError
 from tidemill.text.gguf_tokenizer import tokenizer_from_gguf
-from tidemill.text.hf_tokenizer import tokenizer_from_hf
 from tidemill.text.vocabulary_tokenizer import VocabularyTokenizer
 
 
@@ -30,6 +29,8 @@ def load_tokenizer(
         raise TokenizerError(
             "a pre-tokenizer can be given for GGUF files only; tokenizer.json has its own"
         )
+    from tidemill.text.hf_tokenizer import tokenizer_from_hf  # with all of `tokenizers`
+
     text_config = metadata.get("text_config")
     config = text_config if isinstance(text_config, Mapping) else metadata
     vocab_size = config.get("vocab_size")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from tidemill._native import TextIndex
 from tidemill.text.vocabulary import TokenType
 
 # Texts that only ever mark the end of a turn or message. Some converters typed them as normal
@@ -40,8 +41,8 @@ FILE_MARKERS = (
 END_CONTROLS = ("</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<PAD>", "[PAD]", "<REPO>")
 
 
-def end_markers(ids: Mapping[str, int], types: Sequence[int]) -> Iterator[int]:
-    """The ids among ``ids`` (text -> id) that end a generation by what they are called."""
+def end_markers(ids: Mapping[str, int] | TextIndex, types: Sequence[int]) -> Iterator[int]:
+    """The ids among ``ids`` that end a generation by what they are called."""
     for text in (*END_MARKERS, *FILE_MARKERS):
         # In OpenAI's harmony format <|end|> closes a message and the turn goes on.
         if text == "<|end|>" and ("<|call|>" in ids or "<|calls|>" in ids):

@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
+from tidemill._native import TextIndex
 from tidemill.text.errors import TokenizerError
 from tidemill.text.vocabulary import SPACE_MARK
 
@@ -28,7 +29,7 @@ _SHORT_CHARS = 2048
 class SpmEncoder:
     """Encodes plain text (special tokens have been taken out).
 
-    pieces: all tokens, with their ids. hidden: ids of those that merging does not produce. scores:
+    pieces: the ids of all tokens. hidden: ids of those that merging does not produce. scores:
     by id, higher is merged earlier. unused: ids of pieces that are split up again after merging.
     byte_ids: the 256 byte tokens, or None without byte fallback; then ``unknown_id`` stands for
     what no piece covers.
@@ -37,7 +38,7 @@ class SpmEncoder:
 
     def __init__(
         self,
-        pieces: Mapping[str, int],
+        pieces: TextIndex,
         scores: Sequence[float],
         *,
         hidden: Collection[int] = (),

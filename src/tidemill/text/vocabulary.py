@@ -5,9 +5,11 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import numpy as np
 
+from tidemill._native import TextIndex, Texts
 from tidemill.text.errors import TokenizerError
 
 SPACE_MARK = "▁"  # SentencePiece writes a space as U+2581
@@ -55,12 +57,17 @@ class Vocabulary:
     def __init__(self, texts: Sequence[str], types: bytes, spelling: Spelling) -> None:
         if len(texts) != len(types):
             raise TokenizerError(f"{len(texts):,} tokens but {len(types):,} token types")
-        self.texts = texts
+        self.texts = texts if isinstance(texts, Texts) else Texts(list(texts))
         self.types = types
         self.spelling = spelling
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @cached_property
+    def ids(self) -> TextIndex:
+        """The id of each text that is not empty."""
+        return TextIndex(self.texts)
 
     def ids_of(self, *types: TokenType) -> list[int]:
         """The ids of the given kinds that have a text."""
@@ -89,11 +96,13 @@ class Vocabulary:
         return text.encode("utf-8", "surrogateescape")
 
 
-def clean_texts(tokens: Iterable[object], where: str) -> list[str]:
-    """Token texts as str; bytes that are not UTF-8 become surrogate escapes.
+def clean_texts(tokens: Iterable[object], where: str) -> Texts:
+    """Token texts, given as str or bytes; bytes that are not UTF-8 are read as surrogate escapes.
 
-    Raises TokenizerError for anything but str and bytes.
+    Raises TokenizerError for anything else.
     """
+    if isinstance(tokens, Texts):
+        return tokens
     items = list(tokens)
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) != len(items):
@@ -106,10 +115,9 @@ def clean_texts(tokens: Iterable[object], where: str) -> list[str]:
             else:
                 raise TokenizerError(f"{where}[{index}] is a {type(item).__name__}, not a text")
     try:
-        "".join(texts).encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(f"{where} has a text that is not Unicode: {error.reason}") from error
-    return texts
+        return Texts(texts)
+    except ValueError as error:
+        raise TokenizerError(f"{where}: {error}") from error
 
 
 def is_byte_token(text: str) -> bool:

@@ -127,7 +127,7 @@ class WeightTensor:
 class Checkpoint:
     """A model as it lies on disk.
 
-    ``metadata`` holds the GGUF key-values (arrays as NumPy arrays or lists of str), or, for a
+    ``metadata`` holds the GGUF key-values (arrays as NumPy arrays or sequences of str), or, for a
     Hugging Face folder, the content of ``config.json``. ``tensors`` are by the file's own names.
     ``folder`` is where the tokenizer files of a Hugging Face folder are.
     """

@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from tidemill import _native
 from tidemill.records import dataclass
 from tidemill.weights.base import Checkpoint, CheckpointError, TensorType, WeightTensor
 from tidemill.weights.mapped import map_file, release_files
+
+# Strings of an array stay in the file, checked, until they are asked for.
+Sequence.register(_native.Texts)
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -280,8 +284,8 @@ class _Reader:
             return self.array(what, depth)
         raise self.damaged(what, f"there is no value type {type}")
 
-    def array(self, what: str, depth: int) -> npt.NDArray[Any] | list[Any]:
-        """NumPy arrays for numbers and bools (read-only), lists for strings and arrays."""
+    def array(self, what: str, depth: int) -> npt.NDArray[Any] | Sequence[Any]:
+        """NumPy arrays for numbers and bools (read-only), Texts for strings, lists for arrays."""
         if depth == MAX_ARRAY_DEPTH:
             raise self.damaged(what, f"arrays are nested more than {MAX_ARRAY_DEPTH} deep")
         type = self.u32(what)
@@ -310,8 +314,7 @@ class _Reader:
             view.flags.writeable = False
         return view
 
-    def strings(self, n: int, what: str) -> list[str]:
-        strings: list[str]
+    def strings(self, n: int, what: str) -> _native.Texts:
         try:
             strings, self.offset = _native.read_gguf_strings(
                 self.data[: self.limit], self.offset, n
