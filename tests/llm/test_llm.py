@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,18 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     )  # fmt: skip
     assert len({tuple(i) for i in ids(outputs)}) == 1
     assert [output.prompt for output in outputs] == ["Hello", "Hello", None, None]
+
+
+def test_plain_prompts_load_no_template_engine(tiny_chat_model: Path) -> None:
+    code = """
+import sys
+from tidemill import LLM, SamplingParams
+with LLM(sys.argv[1], threads=1) as llm:
+    llm.generate({"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=1))
+    assert "jinja2" not in sys.modules
+    llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1))
+"""
+    subprocess.run([sys.executable, "-c", code, str(tiny_chat_model)], check=True, timeout=60)
 
 
 def test_one_params_each(llm: LLM) -> None:

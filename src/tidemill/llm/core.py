@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, get_args
 
+from tidemill import text  # its members load on first use: plain prompts need no Jinja
 from tidemill.backends.base import KVDtype
 from tidemill.engine.base import Request
 from tidemill.engine.engine import Engine
@@ -35,7 +36,6 @@ from tidemill.llm.prompts import (
 )
 from tidemill.records import dataclass
 from tidemill.store.base import Progress
-from tidemill.text import ChatTemplate, encode_chat
 from tidemill.text.base import Tokenizer
 
 _TURN_MARKERS = {
@@ -136,7 +136,7 @@ class Core:
         self.draft = draft
         self.driver = Driver(engine)
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
-        self._templates: dict[str | None, ChatTemplate] = {}
+        self._templates: dict[str | None, text.ChatTemplate] = {}
         self._ids = itertools.count()
 
     @staticmethod
@@ -310,9 +310,9 @@ class Core:
             raise ValueError(f"chat_template must be a string, not {chat_template!r}")
         template = self._templates.get(chat_template)
         if template is None:
-            template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
+            template = text.ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
             self._templates = {chat_template: template}  # compiling takes longer than rendering
-        prompt = encode_chat(
+        prompt = text.encode_chat(
             self.tokenizer,
             template,
             messages,
