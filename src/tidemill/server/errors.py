@@ -1,0 +1,56 @@
+"""What a handler raises to answer with an error; each API writes it in a shape of its own."""
+
+from __future__ import annotations
+
+from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+
+
+class ModelUnavailable(RuntimeError):
+    """The model cannot be used now: its process failed, or it could not be loaded."""
+
+
+class ApiError(Exception):
+    """An answer other than success.
+
+    ``status`` is HTTP's. ``param`` names the field at fault, ``code`` is a stable word for
+    programs; ``kind`` is the error's type in OpenAI's API. ``retry_after``: seconds after which
+    another try makes sense.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
+        self.retry_after = retry_after
+
+
+def api_error(error: Exception) -> ApiError | None:
+    """What a client is told of an error that something below has raised; None if it is a bug."""
+    match error:
+        case ApiError():
+            return error
+        case ContextLengthError():
+            return ApiError(400, str(error), param="messages", code=error.code)
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code)
+        case QueueFullError():
+            return ApiError(
+                429, str(error), code="queue_full", kind="rate_limit_error", retry_after=1
+            )
+        case ModelUnavailable():
+            return ApiError(503, str(error), code="model_unavailable", retry_after=2)
+        case ValueError():
+            return ApiError(400, str(error), code="invalid_value")
+    return None

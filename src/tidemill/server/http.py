@@ -1,0 +1,216 @@
+"""One HTTP request and its answer, on top of ASGI.
+
+What a framework's request and response classes leave to each handler is here once: bounded bodies,
+clients that stop sending or reading, clients that leave, streams of server-sent events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidemill.server.connection import ABORT
+from tidemill.server.errors import ApiError
+from tidemill.server.keys import Tenant
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
+
+JSON = "application/json"
+
+
+class ClientGone(Exception):
+    """The client closed its connection, or stopped reading: there is nobody to answer."""
+
+
+class Exchange:
+    """A request (``body``, ``header``) and the way to answer it (``json``, ``events``).
+
+    ``id`` names it in logs and answers. ``tenant`` is whose key it came with.
+    """
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, *, id: str, tenant: Tenant,
+        max_body: int, stall_seconds: float,
+    ) -> None:  # fmt: skip
+        self.scope = scope
+        self.id = id
+        self.tenant = tenant
+        self.started = time.monotonic()
+        self.status = 0
+        """HTTP status of the answer, once it has begun."""
+        self.note: dict[str, Any] = {}
+        """What handlers add to the request's line in the log."""
+        self._receive = receive
+        self._send_raw = send
+        self._max_body = max_body
+        self._stall_seconds = stall_seconds
+
+    @property
+    def path(self) -> str:
+        return str(self.scope["path"])
+
+    def header(self, name: bytes) -> str | None:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return None
+
+    async def body(self) -> bytes:
+        """All of the body. Raises ApiError 413 or 408, ClientGone."""
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > self._max_body:
+            raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(self._stall_seconds):
+                    message = await self._receive()
+            except TimeoutError:
+                raise ApiError(
+                    408, f"the request's body did not arrive within {self._stall_seconds:g} s"
+                ) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._max_body:
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def read(self, kind: type[S]) -> S:
+        """The body as the JSON object that ``kind`` describes. Raises ApiError."""
+        return decode(await self.body(), kind)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"the request's body is larger than {self._max_body} bytes", code="too_large"
+        )
+
+    async def while_connected(self, work: Awaitable[T]) -> T:
+        """The result of ``work``, which is cancelled if the client leaves meanwhile: ClientGone.
+        To be used once the body has been read."""
+        task = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._until_gone())
+        try:
+            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGone
+        finally:
+            gone.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # ---- answering
+
+    async def json(
+        self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        await self.send_body(encode(value), JSON, status, headers)
+
+    async def send_body(
+        self, body: bytes, content_type: str, status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        await self._begin(
+            status, {"content-type": content_type, "content-length": str(len(body))}, headers
+        )
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def events(self, events: AsyncIterator[bytes]) -> None:
+        """Server-sent events, each as ``sse`` makes it. The answer begins with the first of them,
+        so that what fails before it can still be told by a status."""
+        async for event in events:
+            if not self.status:
+                await self._begin(
+                    200,
+                    {
+                        "content-type": "text/event-stream; charset=utf-8",
+                        "cache-control": "no-cache",
+                        "x-accel-buffering": "no",  # proxies are to pass each event on
+                    },
+                    None,
+                )
+            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _begin(
+        self, status: int, headers: Mapping[str, str], more: Mapping[str, str] | None
+    ) -> None:
+        self.status = status
+        every = {**headers, **(more or {}), "x-request-id": self.id}
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in every.items()],
+            }
+        )
+
+    async def _send(self, message: MutableMapping[str, Any]) -> None:
+        # Waits while the connection's buffer is full: a client that does not read is given up.
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._send_raw(message)
+        except TimeoutError:
+            abort = self.scope.get(ABORT)
+            if abort is not None:
+                abort()  # or what was written would wait for ever
+            raise ClientGone from None
+        except OSError:
+            raise ClientGone from None
+
+
+def sse(value: Any, event: str | None = None) -> bytes:
+    """One server-sent event with ``value`` as JSON."""
+    data = b"data: " + encode(value) + b"\n\n"
+    return data if event is None else b"event: " + event.encode() + b"\n" + data
+
+
+DONE = b"data: [DONE]\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+def decode(body: bytes, kind: type[S]) -> S:
+    """A JSON body as ``kind``. Raises ApiError 400 that names the field at fault."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        message, param = _explain(str(error))
+        raise ApiError(400, message, param=param, code="invalid_type") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def _explain(text: str) -> tuple[str, str | None]:
+    """msgspec's words for what is wrong, and the field that it is about."""
+    said, _, path = text.partition(" - at `")
+    param = path.removesuffix("`").removeprefix("$").lstrip(".") or None
+    for start in ("Object contains unknown field `", "Object missing required field `"):
+        if said.startswith(start):
+            name = said.removeprefix(start).removesuffix("`")
+            param = f"{param}.{name}" if param else name
+            if "unknown" in start:
+                return f"there is no parameter {param!r}", param
+            return f"the parameter {param!r} is required", param
+    said = said.replace("`", "'")
+    return (f"{param}: {said}" if param else said), param

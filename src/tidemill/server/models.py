@@ -1,0 +1,402 @@
+"""The models that are served: loaded when first asked for, replaced and unloaded while others run.
+
+A model is a name with settings. While it is loaded it has a worker process; requests hold on to
+the worker that they began with, so that a newer one can take its place: the old one is closed when
+its last request has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tidemill.engine.base import EngineStats, Request
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.loading import OpenModel, open_model
+from tidemill.llm.outputs import OutputBuilder, RequestOutput
+from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.config import ModelConfig
+from tidemill.server.errors import ApiError, ModelUnavailable
+from tidemill.server.prompting import Prompting
+from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
+
+log = logging.getLogger("tidemill.server")
+
+# Seconds before a worker that died is started again: at once, then longer and longer.
+_RESTART_DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_STABLE_SECONDS = 60.0  # a worker that lived that long starts the delays anew
+
+OnStage = Callable[[str, str, float], None]
+"""Told (model, stage, how much of it is done) while models load."""
+
+
+class LoadedModel:
+    """A model with its worker."""
+
+    def __init__(self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess) -> None:
+        self.config = config
+        self.opened = opened
+        self.worker = worker
+        self.prompting = Prompting(opened, config.chat_template)
+        self.loaded_at = time.time()
+        self.last_used = time.monotonic()
+        self.users = 0
+        """Handlers that work with it now."""
+
+    @contextmanager
+    def in_use(self) -> Iterator[LoadedModel]:
+        """While somebody works with the model it is not unloaded."""
+        self.users += 1
+        try:
+            yield self
+        finally:
+            self.users -= 1
+            self.last_used = time.monotonic()
+
+    async def until_unused(self) -> None:
+        while self.users:
+            await asyncio.sleep(0.02)
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt: PreparedPrompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        salt: str,
+        seconds: float,
+        on_token: Callable[[float], None],
+    ) -> Generation:
+        """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
+        request = Request(
+            request_id,
+            prompt.token_ids,
+            params,
+            priority,
+            salt,
+            continues_text=params.echo or not prompt.is_chat,
+        )
+        builder = OutputBuilder(
+            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer,
+            time.monotonic(),
+        )  # fmt: skip
+        mailbox = await self.worker.submit(request)
+        return Generation(
+            self.worker, request, mailbox, builder, seconds=seconds, on_token=on_token
+        )
+
+
+class Generation:
+    """The answer to one request as it comes. Leaving it early needs ``aclose``.
+
+    ``on_token`` is told the seconds between two tokens. After ``seconds`` the request is ended,
+    with an error.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        request: Request,
+        mailbox: Mailbox,
+        builder: OutputBuilder,
+        *,
+        seconds: float,
+        on_token: Callable[[float], None],
+    ) -> None:
+        self.builder = builder
+        self._worker = worker
+        self._events = worker.events(request, mailbox)
+        self._on_token = on_token
+        self._seconds = seconds
+        self._late = False
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
+
+    async def deltas(self) -> AsyncIterator[RequestOutput]:
+        """What is new, as often as there is something."""
+        async for batches in self._events:
+            self._push(batches)
+            delta = self.builder.delta()
+            if delta.outputs or delta.finished:
+                yield delta
+
+    async def whole(self) -> RequestOutput:
+        """All of it. Raises ApiError if it failed."""
+        async for batches in self._events:
+            self._push(batches)
+        if (failure := self.failure) is not None:
+            raise failure
+        return self.builder.snapshot()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """What to tell if the request failed after it had been accepted."""
+        message = self.builder.output.error
+        if message is None:
+            return None
+        if self._late:
+            return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
+        if self._worker.ended.done():
+            return ApiError(503, message, code="model_unavailable", retry_after=2)
+        return ApiError(500, message, code="generation_failed")
+
+    async def aclose(self) -> None:
+        self._deadline.cancel()
+        await self._events.aclose()
+
+    def _expire(self, request_id: str) -> None:
+        self._late = True
+        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
+
+    def _push(self, batches: Batches) -> None:
+        times = self.builder.output.metrics
+        for events, now in batches:
+            before = times.last_token_time
+            self.builder.push(events, now)
+            if before is not None and times.last_token_time == now:
+                self._on_token(now - before)
+
+
+class Entry:
+    """One served name: its settings, and what is loaded of it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.created = int(time.time())
+        self.model: LoadedModel | None = None
+        self.loading: asyncio.Task[LoadedModel] | None = None
+        self.deaths = 0
+        self.unloaded = False
+        """On purpose: it is loaded again when it is asked for."""
+        self.error: str | None = None
+        """Why the last load failed, if it did."""
+
+    @property
+    def state(self) -> str:
+        if self.model is not None:
+            return "loaded"
+        return "unloaded" if self.loading is None else "loading"
+
+
+class Models:
+    """All served models by name."""
+
+    def __init__(
+        self,
+        configs: list[ModelConfig],
+        *,
+        max_waiting: int = 512,
+        max_loaded: int | None = None,
+        keep_alive: float | None = None,
+        offline: bool = False,
+        on_stage: OnStage | None = None,
+    ) -> None:
+        self._entries: dict[str, Entry] = {}
+        self._names: dict[str, str] = {}  # also aliases
+        for config in configs:
+            self._enter(config)
+        self._max_waiting = max_waiting
+        self._max_loaded = max_loaded
+        self._keep_alive = keep_alive
+        self._offline = offline
+        self._on_stage = on_stage
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._ids = itertools.count()
+
+    # ---- asking
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def entry(self, name: str) -> Entry:
+        """Raises ApiError 404 for a name that is not served."""
+        known = self._names.get(name)
+        if known is None:
+            there_is = ", ".join(self._entries) or "none"
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; there is {there_is}",
+                param="model",
+                code="model_not_found",
+            )
+        return self._entries[known]
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests can be served now: what is to be loaded at start has been, and is not
+        just being started again."""
+        return all(e.model is not None for e in self if e.config.preload and not e.unloaded)
+
+    async def get(self, name: str) -> LoadedModel:
+        """The model, loaded now if need be: by one load, however many ask, which goes on when
+        they leave. Raises ApiError 404, ModelUnavailable."""
+        entry = self.entry(name)
+        while True:
+            if entry.model is not None:
+                return entry.model
+            await asyncio.shield(self._load(entry))
+
+    def stats(self) -> dict[str, tuple[EngineStats, int]]:
+        """The engines' latest statistics, and their KV blocks, by model."""
+        return {
+            e.config.name: (e.model.worker.stats, e.model.worker.info["kv_blocks"])
+            for e in self
+            if e.model is not None
+        }
+
+    # ---- changing
+
+    async def load_all(self) -> None:
+        """Load what is to be loaded at start, one after the other: each plans its memory by what
+        is free then. Raises ModelUnavailable."""
+        for entry in self:
+            if entry.config.preload:
+                await self.get(entry.config.name)
+
+    async def unload(self, name: str) -> None:
+        """Free the model's memory once its requests have ended; new ones load it anew."""
+        entry = self.entry(name)
+        model, entry.model = entry.model, None
+        entry.unloaded = True
+        if model is not None:
+            await model.until_unused()
+            await model.worker.close()
+
+    async def replace(self, name: str, config: ModelConfig) -> None:
+        """Serve ``config`` under ``name``: requests that have begun end on the old model, from
+        then on they go to the new one. If the new one cannot be loaded nothing changes."""
+        entry = self.entry(name)
+        fresh = await self._start(config)
+        old, entry.model = entry.model, fresh
+        entry.config = config
+        self._watch(entry, fresh)
+        if old is not None:
+            self._spawn(self._retire(old))
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in [*self._tasks, *(e.loading for e in self if e.loading is not None)]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        models = [e.model for e in self if e.model is not None]
+        await asyncio.gather(*(m.worker.close() for m in models))
+
+    async def unload_idle(self) -> None:
+        """Unload what nobody has used for a while; runs until it is cancelled."""
+        if self._keep_alive is None:
+            return
+        while True:
+            await asyncio.sleep(min(1.0, self._keep_alive / 2))
+            for entry in self:
+                model = entry.model
+                if model is None or model.users or entry.config.pinned:
+                    continue
+                if time.monotonic() - model.last_used > self._keep_alive:
+                    log.info("unloading %s, idle", entry.config.name)
+                    await self.unload(entry.config.name)
+
+    def _enter(self, config: ModelConfig) -> None:
+        self._entries[config.name] = Entry(config)
+        for name in (config.name, *config.aliases):
+            self._names[name] = config.name
+
+    def _load(self, entry: Entry) -> asyncio.Task[LoadedModel]:
+        if self._closed:
+            raise ModelUnavailable("the server is shutting down")
+        if entry.loading is None:
+            entry.loading = asyncio.ensure_future(self._loaded(entry))
+            # A failure that nobody waits for any more is in entry.error and the log.
+            entry.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return entry.loading
+
+    async def _loaded(self, entry: Entry) -> LoadedModel:
+        try:
+            await self._make_room(entry)
+            entry.model = await self._start(entry.config)
+            entry.error, entry.unloaded = None, False
+            self._watch(entry, entry.model)
+            return entry.model
+        except ModelUnavailable as error:
+            entry.error = str(error)
+            log.error("%s cannot be loaded: %s", entry.config.name, error)
+            raise
+        finally:
+            entry.loading = None
+
+    async def _make_room(self, wanted: Entry) -> None:
+        """Unload the model that has been idle for longest, where there are too many."""
+        if self._max_loaded is None:
+            return
+        while True:
+            loaded = [e for e in self if e.model is not None and e is not wanted]
+            if len(loaded) < self._max_loaded:
+                return
+            candidates = [e for e in loaded if not e.config.pinned]
+            if not candidates:
+                raise ModelUnavailable(
+                    f"{self._max_loaded} models may be loaded (max_loaded), and those that are "
+                    "are pinned"
+                )
+            oldest = min(candidates, key=lambda e: e.model.last_used if e.model else 0.0)
+            log.info("unloading %s to make room for %s", oldest.config.name, wanted.config.name)
+            await self.unload(oldest.config.name)
+
+    async def _start(self, config: ModelConfig) -> LoadedModel:
+        def on_stage(stage: str, fraction: float) -> None:
+            if self._on_stage is not None:
+                self._on_stage(config.name, stage, fraction)
+
+        try:
+            opened = await asyncio.to_thread(
+                open_model,
+                config.source,
+                max_context=config.max_context,
+                pre_tokenizer=config.pre_tokenizer,
+                offline=self._offline or None,
+            )
+            options = {**config.load_options(), "max_waiting": self._max_waiting}
+            worker = await WorkerProcess.start(opened.path, options, on_stage)
+        except (OSError, MemoryError, ValueError) as error:
+            raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
+        log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
+        try:
+            return LoadedModel(config, opened, worker)
+        except BaseException:
+            await worker.close()
+            raise
+
+    def _watch(self, entry: Entry, model: LoadedModel) -> None:
+        self._spawn(self._revive(entry, model))
+
+    async def _revive(self, entry: Entry, model: LoadedModel) -> None:
+        """Start a model again whose worker has died."""
+        born = time.monotonic()
+        reason = await asyncio.shield(model.worker.ended)
+        if entry.model is not model or self._closed:
+            return  # it was unloaded or replaced
+        entry.model = None
+        entry.deaths = 0 if time.monotonic() - born > _STABLE_SECONDS else entry.deaths
+        delay = _RESTART_DELAYS[min(entry.deaths, len(_RESTART_DELAYS) - 1)]
+        entry.deaths += 1
+        log.error("%s: %s", entry.config.name, reason)
+        await asyncio.sleep(delay)
+        if not self._closed:
+            try:
+                await self._load(entry)
+            except ModelUnavailable:
+                return  # the next request tries again
+
+    async def _retire(self, model: LoadedModel) -> None:
+        await model.until_unused()
+        await model.worker.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

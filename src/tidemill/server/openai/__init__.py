@@ -1,0 +1,1 @@
+"""The OpenAI API: its requests as sampling parameters, the engine's outputs as its answers."""

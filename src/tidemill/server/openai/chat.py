@@ -1,0 +1,199 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from tidemill.engine.errors import ContextLengthError, RequestError
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.outputs import CompletionOutput, RequestOutput
+from tidemill.server.errors import ApiError
+from tidemill.server.http import DONE, Exchange, sse
+from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
+from tidemill.server.openai.sampling import SamplingFields
+from tidemill.server.service import Service
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """The body. ``max_completion_tokens`` is the new name of ``max_tokens``; without either, an
+    answer may be as long as the context allows. ``chat_template_kwargs`` are the template's own
+    variables."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    def sampling(self) -> SamplingParams:
+        self.check()
+        if self.max_tokens is not None and self.max_completion_tokens not in (
+            None, self.max_tokens,
+        ):  # fmt: skip
+            raise RequestError(
+                "max_tokens and max_completion_tokens differ; give one of them",
+                param="max_completion_tokens",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise ApiError(
+                400, "response_format: only the type 'text' is supported",
+                param="response_format", code="unsupported_parameter",
+            )  # fmt: skip
+        for name, harmless in (("tools", []), ("tool_choice", "none")):
+            if getattr(self, name) not in (None, harmless):
+                raise ApiError(
+                    400, f"{name} is not supported here; leave it out", param=name,
+                    code="unsupported_parameter",
+                )  # fmt: skip
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        limit = self.max_completion_tokens
+        if limit is None:
+            limit = self.max_tokens
+        if limit == 0:
+            raise RequestError("max_tokens must be at least 1", param="max_tokens")
+        return self.params(limit, logprobs=logprobs)
+
+
+async def chat_completions(service: Service, exchange: Exchange) -> None:
+    request = await exchange.read(ChatRequest)
+    params = request.sampling()
+    async with service.model(request.model, exchange.tenant) as model:
+        await exchange.while_connected(_answer(service, exchange, request, params, model))
+
+
+async def _answer(
+    service: Service,
+    exchange: Exchange,
+    request: ChatRequest,
+    params: SamplingParams,
+    model: LoadedModel,
+) -> None:
+    # Rendering and tokenising a long prompt takes a while: not in the event loop's thread.
+    prompt = await asyncio.to_thread(
+        model.prompting.chat,
+        request.messages,
+        add_generation_prompt=request.add_generation_prompt,
+        **_template_options(request.chat_template_kwargs),
+    )
+    answer = _Answer(exchange.id, model, params.logprobs)
+    try:
+        async with service.generations(
+            exchange, model, [prompt], params, priority=request.priority or 0,
+            salt=request.cache_salt or "",
+        ) as (generation,):  # fmt: skip
+            if request.stream:
+                await exchange.events(answer.chunks(generation, params.n, request.wants_usage))
+            else:
+                await exchange.json(answer.whole(await generation.whole()))
+    except ContextLengthError as error:
+        raise ApiError(400, str(error), param="messages", code=error.code) from None
+
+
+def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    taken = {"messages", "tools", "documents", "add_generation_prompt", "parse_content"}
+    for name in options or {}:
+        if name in taken:
+            raise ApiError(
+                400, f"chat_template_kwargs must not have {name!r}", param="chat_template_kwargs"
+            )
+    return options or {}
+
+
+class _Answer:
+    """The answer's objects, whole or in chunks."""
+
+    def __init__(self, id: str, model: LoadedModel, logprobs: int | None) -> None:
+        self._head = {"id": f"chatcmpl-{id}", "created": int(time.time())}
+        self._name = model.config.name
+        self._tokenizer = model.opened.tokenizer
+        self._logprobs = logprobs
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "model": self._name,
+            "choices": [
+                {
+                    "index": out.index,
+                    "message": {"role": "assistant", "content": out.text, "refusal": None},
+                    "logprobs": self._scores(out),
+                    "finish_reason": finish_reason(out),
+                    **_stop_reason(out),
+                }
+                for out in output.outputs
+            ],
+            "usage": usage(output),
+        }
+
+    async def chunks(
+        self, generation: Generation, n: int, wants_usage: bool
+    ) -> AsyncIterator[bytes]:
+        for index in range(n):
+            yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        async for delta in generation.deltas():
+            if (failure := generation.failure) is not None:
+                yield sse(error_body(failure))
+                return
+            for out in delta.outputs:
+                scores = self._scores(out)
+                if out.text or scores is not None:
+                    yield self._chunk(out.index, {"content": out.text}, scores, None)
+                if out.finish_reason is not None:
+                    yield self._chunk(out.index, {}, None, out)
+        if wants_usage:
+            yield sse(
+                {
+                    **self._head,
+                    "object": "chat.completion.chunk",
+                    "model": self._name,
+                    "choices": [],
+                    "usage": usage(generation.builder.output),
+                }
+            )
+        yield DONE
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        scores: Mapping[str, Any] | None,
+        ended: CompletionOutput | None,
+    ) -> bytes:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": scores,
+            "finish_reason": None if ended is None else finish_reason(ended),
+        }
+        if ended is not None:
+            choice |= _stop_reason(ended)
+        return sse(
+            {
+                **self._head,
+                "object": "chat.completion.chunk",
+                "model": self._name,
+                "choices": [choice],
+            }
+        )
+
+    def _scores(self, out: CompletionOutput) -> dict[str, Any] | None:
+        if self._logprobs is None or not out.token_ids:
+            return None
+        return chat_logprobs(self._tokenizer, out, self._logprobs)
+
+
+def _stop_reason(out: CompletionOutput) -> dict[str, Any]:
+    """Which stop string or token ended it, as vLLM tells; nothing where none did."""
+    return {} if out.stop_reason is None else {"stop_reason": out.stop_reason}

@@ -1,0 +1,221 @@
+"""``POST /v1/completions``: text or token ids continued, one prompt or several."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+from tidemill.engine.errors import RequestError
+from tidemill.engine.params import MAX_SAMPLES, SamplingParams
+from tidemill.llm.outputs import CompletionOutput, RequestOutput
+from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.http import DONE, Exchange, sse
+from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.openai.answers import error_body, finish_reason, finite, top, usage_of
+from tidemill.server.openai.sampling import SamplingFields
+from tidemill.server.service import Service
+
+DEFAULT_MAX_TOKENS = 16  # as the API has it
+MAX_PROMPTS = 256
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """The body. ``prompt``: a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    response_format: dict[str, Any] | None = None
+
+    def sampling(self) -> SamplingParams:
+        self.check()
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            raise RequestError(
+                "response_format: only the type 'text' is supported", param="response_format"
+            )
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise RequestError("best_of cannot be streamed", param="best_of")
+        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return self.params(limit, logprobs=self.logprobs, echo=bool(self.echo))
+
+    def prompts(self) -> list[str | list[int]]:
+        """Each of the prompts. Raises RequestError for what is none."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if given and all(isinstance(item, int) for item in given):
+            return [[item for item in given if isinstance(item, int)]]
+        prompts = [item for item in given if isinstance(item, str | list)]
+        if not prompts or len(prompts) != len(given):
+            raise RequestError(
+                "prompt must be a text, a list of token ids, or a list of texts or of such lists, "
+                "and not empty",
+                param="prompt",
+            )
+        samples = len(prompts) * max(self.n or 1, self.best_of or 1)
+        if len(prompts) > MAX_PROMPTS or samples > max(MAX_PROMPTS, MAX_SAMPLES):
+            raise RequestError(
+                f"prompt has {len(prompts)} prompts, which make {samples} samples; at most "
+                f"{MAX_PROMPTS} are taken in one request",
+                param="prompt",
+            )
+        return prompts
+
+
+async def completions(service: Service, exchange: Exchange) -> None:
+    request = await exchange.read(CompletionRequest)
+    params = request.sampling()
+    prompts = request.prompts()
+    async with service.model(request.model, exchange.tenant) as model:
+        await exchange.while_connected(_answer(service, exchange, request, prompts, params, model))
+
+
+async def _answer(
+    service: Service,
+    exchange: Exchange,
+    request: CompletionRequest,
+    prompts: list[str | list[int]],
+    params: SamplingParams,
+    model: LoadedModel,
+) -> None:
+    prepared = await asyncio.to_thread(_prepare, model, prompts)
+    answer = _Answer(exchange.id, model, params)
+    async with service.generations(
+        exchange, model, prepared, params, priority=request.priority or 0,
+        salt=request.cache_salt or "",
+    ) as generations:  # fmt: skip
+        if request.stream:
+            await exchange.events(answer.chunks(generations, request.wants_usage))
+            return
+        outputs = [await generation.whole() for generation in generations]
+        await exchange.json(answer.whole(outputs))
+
+
+def _prepare(model: LoadedModel, prompts: list[str | list[int]]) -> list[PreparedPrompt]:
+    prompting = model.prompting
+    return [
+        prompting.text(prompt) if isinstance(prompt, str) else prompting.tokens(prompt)
+        for prompt in prompts
+    ]
+
+
+class _Answer:
+    """The answer's objects, whole or in chunks. Choice ``i * n + k`` is sample k of prompt i."""
+
+    def __init__(self, id: str, model: LoadedModel, params: SamplingParams) -> None:
+        self._head = {
+            "id": f"cmpl-{id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.config.name,
+        }
+        self._params = params
+        self._tokenizer = model.opened.tokenizer
+        self._offsets: dict[int, int] = {}  # characters of each choice so far
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        choices = [
+            self._choice(i * self._params.n + out.index, out)
+            for i, output in enumerate(outputs)
+            for out in output.outputs
+        ]
+        return {**self._head, "choices": choices, "usage": self._usage(outputs)}
+
+    async def chunks(
+        self, generations: list[Generation], wants_usage: bool
+    ) -> AsyncIterator[bytes]:
+        async for i, delta in _merged(generations):
+            if (failure := generations[i].failure) is not None:
+                yield sse(error_body(failure))
+                return
+            for out in delta.outputs:
+                if out.text or out.finished or out.logprobs:
+                    choice = self._choice(i * self._params.n + out.index, out)
+                    yield sse({**self._head, "choices": [choice]})
+        if wants_usage:
+            outputs = [generation.builder.output for generation in generations]
+            yield sse({**self._head, "choices": [], "usage": self._usage(outputs)})
+        yield DONE
+
+    def _choice(self, index: int, out: CompletionOutput) -> dict[str, Any]:
+        choice = {
+            "index": index,
+            "text": out.text,
+            "logprobs": self._scores(index, out),
+            "finish_reason": finish_reason(out) if out.finished else None,
+        }
+        if out.stop_reason is not None:
+            choice["stop_reason"] = out.stop_reason
+        return choice
+
+    def _usage(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        echoed = sum(len(o.prompt_token_ids) * len(o.outputs) for o in outputs if self._params.echo)
+        return usage_of(
+            sum(len(output.prompt_token_ids) for output in outputs),
+            sum(len(out.token_ids) for o in outputs for out in o.outputs) - echoed,
+            sum(output.num_cached_tokens for output in outputs),
+        )
+
+    def _scores(self, index: int, out: CompletionOutput) -> dict[str, Any] | None:
+        """The completions API's form: lists side by side."""
+        n_top = self._params.logprobs
+        if n_top is None or out.logprobs is None:
+            return None
+        tokens: list[str] = []
+        scores: list[float | None] = []
+        best: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        offset = self._offsets.get(index, 0)
+        for token_id, entry in zip(out.token_ids, out.logprobs, strict=True):
+            offsets.append(offset)
+            if entry is None:  # the first token of an echoed prompt, which nothing predicts
+                text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+                scores.append(None)
+                best.append(None)
+            else:
+                text = entry[token_id].decoded_token
+                score = finite(entry[token_id].logprob)
+                scores.append(score)
+                alternatives = {e.decoded_token: finite(e.logprob) for _, e in top(entry, n_top)}
+                best.append({**alternatives, text: score} if n_top else None)
+            tokens.append(text)
+            offset += len(text)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens, "token_logprobs": scores, "top_logprobs": best,
+            "text_offset": offsets,
+        }  # fmt: skip
+
+
+async def _merged(
+    generations: list[Generation],
+) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The deltas of several generations as they come, each with its generation's number."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
+
+    async def pump(i: int, generation: Generation) -> None:
+        try:
+            async for delta in generation.deltas():
+                await queue.put((i, delta))
+        finally:
+            await queue.put((i, None))
+
+    tasks = [asyncio.ensure_future(pump(i, g)) for i, g in enumerate(generations)]
+    try:
+        left = len(tasks)
+        while left:
+            i, delta = await queue.get()
+            if delta is None:
+                left -= 1
+            else:
+                yield i, delta
+        for task in tasks:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)

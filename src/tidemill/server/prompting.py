@@ -1,0 +1,55 @@
+"""Prompts as the engine takes them, and the limits that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tidemill.llm.loading import OpenModel
+from tidemill.llm.prompts import PreparedPrompt, as_messages, as_tools
+from tidemill.text import ChatTemplate, encode_chat
+
+
+class Prompting:
+    """Renders and tokenises for one model; safe to use from several threads."""
+
+    def __init__(self, opened: OpenModel, chat_template: str | None) -> None:
+        self.tokenizer = opened.tokenizer
+        self.max_context = opened.max_context
+        self._template: ChatTemplate | None = None
+        if chat_template is not None or opened.tokenizer.chat_template is not None:
+            self._template = ChatTemplate.for_tokenizer(opened.tokenizer, chat_template)
+
+    @property
+    def can_chat(self) -> bool:
+        return self._template is not None
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> PreparedPrompt:
+        """A conversation as its template writes it. Raises ValueError for what is none."""
+        if self._template is None:
+            raise ValueError(
+                "this model has no chat template: use /v1/completions, or start the server with "
+                "--chat-template"
+            )
+        prompt = encode_chat(
+            self.tokenizer,
+            self._template,
+            as_messages(messages),
+            tools=as_tools(tools),
+            add_generation_prompt=add_generation_prompt,
+            **options,
+        )
+        return PreparedPrompt(prompt.text, tuple(prompt.ids), is_chat=True)
+
+    def text(self, text: str) -> PreparedPrompt:
+        return PreparedPrompt(text, tuple(self.tokenizer.encode(text)))
+
+    def tokens(self, ids: Sequence[int]) -> PreparedPrompt:
+        return PreparedPrompt(None, tuple(ids))

@@ -1,0 +1,193 @@
+"""Runs the server: sockets, signals, the way up and the way down."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from tidemill.server.app import App
+from tidemill.server.config import ConfigError, ServerConfig
+from tidemill.server.connection import Connection
+from tidemill.server.errors import ModelUnavailable
+from tidemill.server.keys import Keys
+from tidemill.server.metrics import Metrics
+from tidemill.server.models import Models, OnStage
+from tidemill.server.service import Service
+
+log = logging.getLogger("tidemill.server")
+
+_KEEP_ALIVE_SECONDS = 75  # an idle connection
+_BACKLOG = 2048
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket of ``host`` and ``port``. Raises ConfigError if it cannot be had, or may not:
+    beyond this machine a server without keys would be anybody's."""
+    if not config.insecure and config.api_key_file is None and not _is_local(config.host):
+        raise ConfigError(
+            f"listening on {config.host} lets other machines use this server without a key; give "
+            "--api-key-file, or --insecure if that is meant"
+        )
+    try:
+        family, *_, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.create_server(address[:2], family=family, backlog=_BACKLOG, reuse_port=False)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror}"
+        ) from None
+    found.setblocking(False)
+    return found
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    config: ServerConfig,
+    *,
+    on_stage: OnStage | None = None,
+    on_ready: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then let what runs end; a second signal ends it at once.
+
+    ``on_ready`` is told the address once all models are loaded. Raises ConfigError, and
+    ModelUnavailable if a model that is to be loaded at start cannot be.
+    """
+    keys = Keys(None if config.api_key_file is None else Path(config.api_key_file))
+    with listen(config) as socket_:
+        models = Models(
+            config.models,
+            max_waiting=config.max_waiting,
+            max_loaded=config.max_loaded,
+            keep_alive=config.keep_alive_seconds,
+            offline=config.offline,
+            on_stage=on_stage,
+        )
+        service = Service(config, models, Metrics(models.stats))
+        asyncio.run(_Run(config, App(service, keys), socket_, on_ready).run())
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are ``_Run``'s business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Run:
+    """One life of a server."""
+
+    def __init__(
+        self, config: ServerConfig, app: App, socket_: socket.socket,
+        on_ready: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._app = app
+        self._socket = socket_
+        self._on_ready = on_ready
+        self._signals = 0
+        self._told = asyncio.Event()
+        self._hurried = asyncio.Event()
+
+    async def run(self) -> None:
+        config, models = self._config, self._app.service.models
+        connection = type("Connection", (Connection,), {"head_seconds": config.stall_seconds})
+        http = _Uvicorn(
+            uvicorn.Config(
+                self._app,
+                http=connection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.WARNING,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=1,
+                limit_concurrency=config.max_connections,
+                backlog=_BACKLOG,
+            )
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
+        idle = asyncio.ensure_future(models.unload_idle())
+        try:
+            loaded = asyncio.ensure_future(models.load_all())
+            told = asyncio.ensure_future(self._told.wait())
+            await asyncio.wait({loaded, told, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if loaded.done():
+                loaded.result()
+                self._on_ready(self._url())
+                await asyncio.wait({told, serving}, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                loaded.cancel()
+            await self._drain()
+        finally:
+            idle.cancel()
+            http.should_exit = True
+            http.force_exit = self._hurried.is_set()
+            await asyncio.gather(models.close(), serving, idle, return_exceptions=True)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._told.set()
+        if self._signals > 1:
+            self._hurried.set()
+
+    async def _drain(self) -> None:
+        """Let what runs end, as long as it may; nothing new is taken on."""
+        app = self._app
+        app.service.draining = True
+        if not app.active:
+            return
+        log.warning(
+            "shutting down: %d requests have %g s to end (a second signal ends them now)",
+            app.active,
+            self._config.drain_seconds,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.drain_seconds):
+                while app.active and not self._hurried.is_set():
+                    await asyncio.sleep(0.02)
+        if app.active:
+            log.warning("%d requests are cut off", app.active)
+            self._hurried.set()
+
+    def _url(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Logs go to stderr, as text or as one JSON object a line."""
+    from tidemill.server.logs import JsonFormatter, TextFormatter
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("tidemill").setLevel(level.upper())
+
+
+__all__ = ["ModelUnavailable", "configure_logging", "listen", "serve"]

@@ -1,0 +1,198 @@
+"""What the front end and a model's worker process say to each other, as bytes.
+
+A frame is four bytes of length (little-endian) and one MessagePack array: a kind and its fields.
+Both ends are the same program, so the format is no public one; nothing in it can name code, and a
+frame that makes no sense ends the connection.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tidemill.engine.base import (
+    EngineStats,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    PromptEvent,
+    Request,
+    TokenEvent,
+    TokenLogprob,
+)
+from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.params import DefaultLength, SamplingParams
+
+LENGTH_BYTES = 4
+MAX_FRAME = 1 << 30
+
+
+class Kind(enum.IntEnum):
+    """What a frame says, with its fields. The first four go to the worker, the others come back."""
+
+    LOAD = 0  # model, load options
+    ADD = 1  # request
+    ABORT = 2  # request id
+    CLOSE = 3
+    STAGE = 4  # stage of loading, how much of it is done (0 to 1)
+    READY = 5  # what was loaded, as a dict
+    FAILED = 6  # why there will be no model
+    ACCEPTED = 7  # request id
+    REFUSED = 8  # request id, an error as pack_error() writes it
+    EVENTS = 9  # time, events
+    STATS = 10  # EngineStats as a dict
+
+
+class WireError(Exception):
+    """The other end sent what is no frame."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[Any])
+
+
+def encode(kind: Kind, *fields: Any) -> bytes:
+    body = _encoder.encode([int(kind), *fields])
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class Frames:
+    """Takes bytes as they arrive, gives the whole frames in them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[list[Any]]:
+        """The frames that ``data`` completes. Raises WireError."""
+        buffer = self._buffer
+        buffer += data
+        frames = []
+        start = 0
+        while len(buffer) - start >= LENGTH_BYTES:
+            length = int.from_bytes(buffer[start : start + LENGTH_BYTES], "little")
+            if length > MAX_FRAME:
+                raise WireError(f"a frame of {length} bytes")
+            end = start + LENGTH_BYTES + length
+            if len(buffer) < end:
+                break
+            try:
+                frame = _decoder.decode(memoryview(buffer)[start + LENGTH_BYTES : end])
+            except msgspec.MsgspecError as error:
+                raise WireError(str(error)) from None
+            frames.append(frame)
+            start = end
+        del buffer[:start]
+        return frames
+
+
+# ---- requests
+
+
+def pack_request(request: Request) -> list[Any]:
+    params = request.params
+    values = {name: getattr(params, name) for name in SamplingParams.__slots__}
+    values["logit_bias"] = dict(params.logit_bias)
+    if isinstance(params.max_tokens, DefaultLength):
+        raise TypeError("max_tokens is to be given: a default would be one number among others")
+    return [
+        request.id,
+        list(request.prompt_token_ids),
+        values,
+        request.priority,
+        request.salt,
+        request.continues_text,
+    ]
+
+
+def unpack_request(packed: Sequence[Any]) -> Request:
+    id_, prompt, values, priority, salt, continues_text = packed
+    for name in ("stop", "stop_token_ids"):
+        values[name] = tuple(values[name])
+    return Request(id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text)
+
+
+# ---- errors
+
+_REFUSALS: dict[str, type[Exception]] = {
+    "request": RequestError,
+    "context": ContextLengthError,
+    "queue": QueueFullError,
+}
+
+
+def pack_error(error: Exception) -> list[Any]:
+    if isinstance(error, ContextLengthError):
+        return ["context", str(error), None, None]
+    if isinstance(error, RequestError):
+        return ["request", str(error), error.param, error.code]
+    if isinstance(error, QueueFullError):
+        return ["queue", str(error), None, None]
+    return ["failure", f"{type(error).__name__}: {error}", None, None]
+
+
+def unpack_error(packed: Sequence[Any]) -> Exception:
+    kind, message, param, code = packed
+    if kind == "request":
+        return RequestError(message, param=param, code=code)
+    return _REFUSALS.get(kind, RuntimeError)(message)
+
+
+# ---- events
+
+_TOKEN, _PROMPT, _FINISH, _ERROR = range(4)
+
+
+def _pack_scores(scores: Sequence[TokenLogprob] | None) -> list[tuple[int, float, int]] | None:
+    if scores is None:
+        return None
+    return [(s.token_id, s.logprob, s.rank) for s in scores]
+
+
+def _unpack_scores(packed: Sequence[Any] | None) -> tuple[TokenLogprob, ...] | None:
+    return None if packed is None else tuple(TokenLogprob(*score) for score in packed)
+
+
+def pack_event(event: Event) -> list[Any]:
+    if isinstance(event, TokenEvent):
+        scores = _pack_scores(event.logprobs)
+        return [_TOKEN, event.request_id, event.index, event.token_id, event.text, scores]
+    if isinstance(event, FinishEvent):
+        return [
+            _FINISH, event.request_id, event.index, event.reason, event.text, event.stop_reason,
+            event.cumulative_logprob, event.drafted_tokens, event.accepted_tokens,
+        ]  # fmt: skip
+    if isinstance(event, PromptEvent):
+        scores_of = event.logprobs
+        packed = None if scores_of is None else [_pack_scores(s) for s in scores_of]
+        return [_PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed]
+    return [_ERROR, event.request_id, event.message]
+
+
+def unpack_event(packed: Sequence[Any]) -> Event:
+    kind, request_id, *fields = packed
+    if kind == _TOKEN:
+        index, token_id, text, scores = fields
+        return TokenEvent(request_id, index, token_id, text, _unpack_scores(scores))
+    if kind == _FINISH:
+        return FinishEvent(request_id, *fields)
+    if kind == _PROMPT:
+        prompt_tokens, cached_tokens, packed_scores = fields
+        scores_of = None
+        if packed_scores is not None:
+            scores_of = tuple(_unpack_scores(s) for s in packed_scores)
+        return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of)
+    return ErrorEvent(request_id, *fields)
+
+
+# ---- statistics
+
+
+def pack_stats(stats: EngineStats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in EngineStats.__slots__}
+
+
+def unpack_stats(packed: dict[str, Any]) -> EngineStats:
+    return EngineStats(**packed)

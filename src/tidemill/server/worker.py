@@ -1,0 +1,196 @@
+"""The process that runs one model's engine: ``python -m tidemill.server.worker FD``.
+
+FD is one end of a socket pair, the other one being the front end's. HTTP, JSON, templates and
+tokenising happen there, so that they neither hold the engine's interpreter up nor go down with its
+native code. It ends when the front end closes its end, however that came about; signals are left
+to the front end, which drains.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from tidemill.engine.base import Event
+from tidemill.llm.core import Core, LoadOptions
+from tidemill.server.wire import (
+    Frames,
+    Kind,
+    WireError,
+    encode,
+    pack_error,
+    pack_event,
+    pack_stats,
+    unpack_request,
+)
+
+STATS_INTERVAL = 0.25  # seconds between two reports of a busy engine
+_READ_BYTES = 1 << 16
+
+log = logging.getLogger("tidemill.worker")
+
+
+class FrontEndGone(Exception):
+    """The front end has closed its end of the connection."""
+
+
+class Worker:
+    """Steps one engine while there is work; commands are obeyed between steps."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._frames = Frames()
+        self._commands: deque[list[Any]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._events: list[list[Any]] = []
+        self._events_time = 0.0
+        self._stats_sent = 0.0
+
+    def run(self) -> None:
+        """Load what the first frame names, then serve until the front end is gone."""
+        try:
+            first, *more = self._read()
+            self._commands.extend(more)
+            core = self._load(first)
+            if core is None:
+                return
+            reader = threading.Thread(target=self._listen, name="tidemill-commands", daemon=True)
+            reader.start()
+            try:
+                self._serve(core)
+            finally:
+                core.close()
+        except FrontEndGone:
+            return
+
+    # ---- the connection
+
+    def _send(self, kind: Kind, *fields: Any) -> None:
+        try:
+            self._connection.sendall(encode(kind, *fields))
+        except OSError:
+            raise FrontEndGone from None
+
+    def _read(self) -> list[list[Any]]:
+        """The next frames, at least one."""
+        while True:
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                raise FrontEndGone
+            if frames := self._frames.feed(data):
+                return frames
+
+    def _listen(self) -> None:
+        """In a thread of its own: hand on what arrives."""
+        try:
+            while True:
+                frames = self._read()
+                with self._wake:
+                    self._commands.extend(frames)
+                    self._wake.notify()
+        except (FrontEndGone, WireError):
+            with self._wake:
+                self._closing = True
+                self._wake.notify()
+
+    # ---- the model
+
+    def _load(self, frame: list[Any]) -> Core | None:
+        _, model, options = frame
+        told = 0.0
+
+        def on_stage(stage: str, fraction: float) -> None:
+            nonlocal told
+            if fraction in (0.0, 1.0) or time.monotonic() - told > 0.1:
+                told = time.monotonic()
+                self._send(Kind.STAGE, stage, fraction)
+
+        try:
+            loading = cast("LoadOptions", {**options, "on_stage": on_stage})
+            core = Core.load(model, loading, max_waiting=options["max_waiting"])
+        except (OSError, MemoryError, RuntimeError, ValueError) as error:
+            self._send(Kind.FAILED, str(error) or type(error).__name__)
+            return None
+        compiled = core.compiled
+        self._send(
+            Kind.READY,
+            {
+                "max_context": core.driver.engine.max_context,
+                "threads": compiled.describe_threads(),
+                "kv_blocks": compiled.cache.kv.n_blocks,
+                "kv_block_size": compiled.cache.kv.block_size,
+                "memory_bytes": compiled.cache.plan.total,
+            },
+        )
+        return core
+
+    def _serve(self, core: Core) -> None:
+        driver = core.driver
+        while self._obey(core):
+            driver.step()
+            self._tell(core)
+
+    def _obey(self, core: Core) -> bool:
+        """Carry out what has come; wait while there is nothing to do. False: the end."""
+        with self._wake:
+            while not (self._commands or self._closing or core.driver.busy):
+                self._wake.wait()
+            if self._closing:
+                return False
+            commands, self._commands = self._commands, deque()
+        for kind, *fields in commands:
+            if kind == Kind.ADD:
+                self._add(core, fields[0])
+            elif kind == Kind.ABORT:
+                core.driver.abort(fields[0])
+            elif kind == Kind.CLOSE:
+                return False
+        return True
+
+    def _add(self, core: Core, packed: list[Any]) -> None:
+        try:
+            core.driver.submit(unpack_request(packed), self._inbox)
+        except Exception as error:  # of any kind: it is the request's, and its sender waits
+            self._send(Kind.REFUSED, packed[0], pack_error(error))
+        else:
+            self._send(Kind.ACCEPTED, packed[0])
+
+    def _inbox(self, events: Sequence[Event], now: float) -> None:
+        self._events.extend(map(pack_event, events))
+        self._events_time = now
+
+    def _tell(self, core: Core) -> None:
+        """Send what the step gave, as one frame, and now and then how the engine is doing."""
+        if self._events:
+            self._send(Kind.EVENTS, self._events_time, self._events)
+            self._events = []
+        now = time.monotonic()
+        if now - self._stats_sent >= STATS_INTERVAL or not core.driver.busy:
+            self._stats_sent = now
+            self._send(Kind.STATS, pack_stats(core.driver.engine.stats))
+
+
+def main() -> None:
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group: the front end
+    # decides what they mean, and this process ends with its connection.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(BrokenPipeError):
+        Worker(connection).run()
+
+
+if __name__ == "__main__":
+    main()

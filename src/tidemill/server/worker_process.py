@@ -1,0 +1,277 @@
+"""The front end's end of a worker: starts the process, hands requests in, gives events out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tidemill.engine.base import EngineStats, ErrorEvent, Event, FinishEvent, Request
+from tidemill.server.errors import ModelUnavailable
+from tidemill.server.wire import (
+    Frames,
+    Kind,
+    WireError,
+    encode,
+    pack_request,
+    unpack_error,
+    unpack_event,
+    unpack_stats,
+)
+
+log = logging.getLogger("tidemill.server")
+
+OnStage = Callable[[str, float], None]
+Batches = list[tuple[list[Event], float]]
+"""Events of a request with the time of the step that gave them, in order."""
+
+_CLOSE_SECONDS = 10.0  # from the order to end until it is enforced
+
+
+class Mailbox:
+    """The events of one request on their way to its handler.
+
+    Taking empties it, so that what piles up behind a slow reader is read in one go; it holds at
+    most the events of one request, whose number its max_tokens bounds.
+    """
+
+    def __init__(self, n_samples: int) -> None:
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unfinished = n_samples
+        self._posted: Batches = []
+        self._arrived = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event has arrived."""
+        return self._unfinished <= 0
+
+    def post(self, event: Event, now: float) -> None:
+        if self._posted and self._posted[-1][1] == now:
+            self._posted[-1][0].append(event)
+        else:
+            self._posted.append(([event], now))
+        if isinstance(event, FinishEvent):
+            self._unfinished -= 1
+        elif isinstance(event, ErrorEvent):
+            self._unfinished = 0
+        self._arrived.set()
+
+    async def take(self) -> Batches:
+        """All that has arrived, by the time of its step; waits for something to arrive."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        posted, self._posted = self._posted, []
+        return posted
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One model's engine in a process of its own; ``start`` makes them.
+
+    All methods are for the event loop's thread. ``info`` is what the worker said of the model;
+    ``stats`` the latest it said of its engine. ``ended`` becomes the reason once it is gone, for
+    whatever cause; what ran then has ended with an error.
+    """
+
+    def __init__(self, on_stage: OnStage | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.info: dict[str, Any] = {}
+        self.stats = EngineStats()
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._on_stage = on_stage
+        self._frames = Frames()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._transport: asyncio.Transport | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._closing = False
+        self._burial: asyncio.Future[None] | None = None
+
+    @classmethod
+    async def start(
+        cls, model: Path, options: Mapping[str, Any], on_stage: OnStage | None = None
+    ) -> WorkerProcess:
+        """A worker whose model is loaded. Raises ModelUnavailable with what the worker says."""
+        ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        worker = cls(on_stage)
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "tidemill.server.worker", str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+                )  # fmt: skip
+            except BaseException:
+                ours.close()
+                raise
+        worker._process = process
+        ours.setblocking(False)
+        await loop.create_connection(lambda: worker, sock=ours)
+        worker._send(Kind.LOAD, os.fspath(model), dict(options))
+        try:
+            await worker._ready
+        except BaseException:
+            await worker.close()
+            raise
+        return worker
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> int:
+        """Requests that have not ended."""
+        return len(self._mailboxes)
+
+    async def submit(self, request: Request) -> Mailbox:
+        """Queue a request. Raises what the engine says of it (RequestError, QueueFullError), or
+        ModelUnavailable if the worker is gone."""
+        self._check_alive()
+        mailbox = self._mailboxes[request.id] = Mailbox(request.params.n)
+        self._send(Kind.ADD, pack_request(request))
+        try:
+            await mailbox.accepted
+        except BaseException:
+            self.abort(request.id)
+            raise
+        return mailbox
+
+    async def events(self, request: Request, mailbox: Mailbox) -> AsyncGenerator[Batches, None]:
+        """What happens to a submitted request until it ends. Closing this drops the request."""
+        try:
+            while True:
+                yield await mailbox.take()
+                if mailbox.ended:
+                    return
+        finally:
+            self.abort(request.id)
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; nothing happens if it has ended."""
+        mailbox = self._mailboxes.pop(request_id, None)
+        if mailbox is not None and not self.ended.done():
+            self._send(Kind.ABORT, request_id)
+
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request with an error."""
+        mailbox = self._mailboxes.get(request_id)
+        if mailbox is not None:
+            mailbox.post(ErrorEvent(request_id, message), time.monotonic())
+            self.abort(request_id)
+
+    async def close(self) -> None:
+        """End the process, and what runs in it."""
+        assert self._process is not None
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()  # the worker ends when it sees that
+        try:
+            await asyncio.wait_for(self._process.wait(), _CLOSE_SECONDS)
+        except TimeoutError:
+            log.warning("worker %d does not end; killing it", self._process.pid)
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def _check_alive(self) -> None:
+        if self.ended.done():
+            raise ModelUnavailable(self.ended.result())
+
+    def _send(self, kind: Kind, *fields: Any) -> None:
+        assert self._transport is not None
+        self._transport.write(encode(kind, *fields))
+
+    # ---- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, *fields in self._frames.feed(data):
+                self._obey(Kind(kind), fields)
+        except (WireError, ValueError, TypeError) as error:
+            log.error("the worker sent what cannot be understood: %s", error)
+            assert self._transport is not None
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._burial = asyncio.ensure_future(self._bury())
+
+    async def _bury(self) -> None:
+        """The worker is gone: say so to everybody who waits for something of it."""
+        assert self._process is not None
+        try:
+            code = await asyncio.wait_for(self._process.wait(), _CLOSE_SECONDS)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            code = await self._process.wait()
+        reason = "the model was unloaded" if self._closing else _reason(code)
+        if not self.ended.done():
+            self.ended.set_result(reason)
+        if not self._ready.done():
+            self._ready.set_exception(ModelUnavailable(reason))
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        for request_id, mailbox in mailboxes.items():
+            if not mailbox.accepted.done():
+                mailbox.accepted.set_exception(ModelUnavailable(reason))
+            mailbox.post(ErrorEvent(request_id, reason), time.monotonic())
+
+    def _obey(self, kind: Kind, fields: Sequence[Any]) -> None:
+        match kind:
+            case Kind.EVENTS:
+                now, events = fields
+                self._deliver(events, now)
+            case Kind.STATS:
+                self.stats = unpack_stats(fields[0])
+            case Kind.ACCEPTED | Kind.REFUSED:
+                mailbox = self._mailboxes.get(fields[0])
+                if mailbox is None or mailbox.accepted.done():
+                    return  # dropped meanwhile
+                if kind == Kind.ACCEPTED:
+                    mailbox.accepted.set_result(None)
+                else:
+                    del self._mailboxes[fields[0]]
+                    mailbox.accepted.set_exception(unpack_error(fields[1]))
+            case Kind.STAGE:
+                if self._on_stage is not None:
+                    self._on_stage(*fields)
+            case Kind.READY:
+                self.info = fields[0]
+                self._ready.set_result(None)
+            case Kind.FAILED:
+                if not self._ready.done():
+                    self._ready.set_exception(ModelUnavailable(fields[0]))
+            case _:
+                raise WireError(f"a worker does not send {kind.name}")
+
+    def _deliver(self, events: Sequence[Sequence[Any]], now: float) -> None:
+        for packed in events:
+            mailbox = self._mailboxes.get(packed[1])
+            if mailbox is not None:
+                mailbox.post(unpack_event(packed), now)
+                if mailbox.ended:
+                    del self._mailboxes[packed[1]]
+
+
+def _reason(code: int) -> str:
+    """What is told of a worker that ended by itself."""
+    if code < 0:
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = f"signal {-code}"
+        return f"the model's process was ended by {name}; it is started again, try again shortly"
+    return f"the model's process ended with code {code}; it is started again, try again shortly"

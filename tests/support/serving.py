@@ -1,0 +1,179 @@
+"""A real server as a process of its own, and the means to ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_READY = re.compile(r"serving .* at http://([\d.]+):(\d+)/v1")
+
+
+class Server:
+    """``tidemill serve`` with the given arguments; ``start`` waits until it is ready."""
+
+    def __init__(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self.lines: list[str] = []
+        self.port = 0
+        self._changed = threading.Condition()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tidemill", "serve", "--port", "0", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._changed:
+                self.lines.append(line.rstrip("\n"))
+                if found := _READY.search(line):
+                    self.port = int(found[2])
+                self._changed.notify_all()
+
+    @property
+    def log(self) -> str:
+        return "\n".join(self.lines)
+
+    def until_ready(self, seconds: float = 120.0) -> Server:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not self.port:
+                assert self.process.poll() is None, self.log
+                assert self._changed.wait(deadline - time.monotonic()), self.log
+        return self
+
+    def until_logged(self, pattern: str, seconds: float = 60.0) -> str:
+        """The first line of the log that has ``pattern``."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while True:
+                for line in self.lines:
+                    if re.search(pattern, line):
+                        return line
+                assert self._changed.wait(deadline - time.monotonic()), self.log
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        return self.process.wait(seconds)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(30)
+
+    # ---- asking
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        seconds: float = 120.0,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers (names in lower case) and body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, found, answer.read()
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: Any, **options: Any) -> tuple[int, Any]:
+        status, _, data = self.request("POST", path, body, **options)
+        return status, json.loads(data)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        status, _, data = self.request("GET", path)
+        return status, json.loads(data)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample of /metrics; 0 if there is none."""
+        _, _, data = self.request("GET", "/metrics")
+        for line in data.decode().splitlines():
+            found = re.match(r"([\w:]+)(?:\{(.*)\})? (\S+)$", line)
+            if found and found[1] == name:
+                given = dict(re.findall(r'(\w+)="([^"]*)"', found[2] or ""))
+                if all(given.get(key) == value for key, value in labels.items()):
+                    return float(found[3])
+        return 0.0
+
+    def workers(self) -> list[int]:
+        """Process ids of the models' workers."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+    def idle(self) -> bool:
+        return (
+            self.metric("vllm:num_requests_running") == 0
+            and self.metric("vllm:num_requests_waiting") == 0
+            and self.metric("vllm:kv_cache_usage_perc") == 0
+        )
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+def send_request(connection: socket.socket, path: str, body: Any) -> None:
+    """Write a POST by hand, for clients that then misbehave."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something that the server is about to do."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def events_of(data: bytes) -> list[Any]:
+    """The JSON of each server-sent event; the end mark as the string that it is."""
+    found = []
+    for line in data.decode().split("\n"):
+        if line.startswith("data: "):
+            text = line.removeprefix("data: ")
+            found.append(text if text == "[DONE]" else json.loads(text))
+    return found
+
+
+@contextmanager
+def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server that is ready, stopped at the end."""
+    server = Server(arguments, environment)
+    try:
+        yield server.until_ready()
+    finally:
+        server.stop()
