@@ -1,6 +1,8 @@
 // Sampling for a batch of rows in one call, over buffers that the engine allocates once.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstring>
@@ -8,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +23,7 @@ namespace nb = nanobind;
 namespace {
 
 using tidemill::RowResult;
+using tidemill::RowStatus;
 using tidemill::Sampler;
 using tidemill::SamplingRow;
 using tidemill::Team;
@@ -28,6 +32,9 @@ using tidemill::Tickets;
 template <class T, int Dims>
 using Array = nb::ndarray<T, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
 using Logits = Array<const float, 2>;
+
+// What to add to the logits of one row: its place among the rows, token ids and values.
+using Bias = std::tuple<std::size_t, Array<const std::int32_t, 1>, Array<const float, 1>>;
 
 // Results of up to `rows` rows; nb::ndarray members keep the NumPy arrays alive.
 struct Results {
@@ -88,41 +95,50 @@ class BatchSampler {
     results_.check();
   }
 
-  void sample(const Logits& logits, const Array<const std::int32_t, 1>& at,
-              const Array<const std::int32_t, 1>& slots,
-              const Array<const std::int32_t, 1>& bias_starts,
-              const Array<const std::int32_t, 1>& bias_ids, const Array<const float, 1>& bias) {
-    const std::size_t n = at.shape(0);
+  // The tokens chosen; where there is none, the negative status.
+  std::vector<std::int32_t> sample(const Logits& logits, const std::vector<std::int32_t>& at,
+                                   const std::vector<std::int32_t>& slots,
+                                   const std::vector<Bias>& biases) {
+    const std::size_t n = at.size();
     check_logits(logits);
-    if (slots.shape(0) != n || bias_starts.shape(0) != n + 1 || n > results_.capacity() ||
-        bias_ids.shape(0) != bias.shape(0)) {
+    if (slots.size() != n || n > results_.capacity()) {
       throw std::invalid_argument("the row arrays differ in length");
     }
     // Checked as a whole first: what follows runs without the GIL and must not fail half way.
     double work = 0.0;
     for (std::size_t i = 0; i < n; ++i) {
-      check_index(at.data()[i], logits.shape(0), "logit row");
-      check_index(slots.data()[i], rows_.shape(0), "slot");
-      const std::int32_t low = bias_starts.data()[i];
-      const std::int32_t high = bias_starts.data()[i + 1];
-      if (low < 0 || high < low || static_cast<std::size_t>(high) > bias.shape(0)) {
-        throw std::invalid_argument("bias_starts does not rise within the bias entries");
-      }
-      work += microseconds(row_of(slots.data()[i]));
+      check_index(at[i], logits.shape(0), "logit row");
+      check_index(slots[i], rows_.shape(0), "slot");
+      work += microseconds(row_of(slots[i]));
     }
+    std::vector<const Bias*> bias_of(n, nullptr);
+    for (const Bias& bias : biases) {
+      const auto& [i, ids, values] = bias;
+      if (i >= n) throw std::out_of_range("a bias of a row that there is not");
+      if (ids.size() != values.size()) throw std::invalid_argument("a bias of unequal lengths");
+      bias_of[i] = &bias;
+    }
+    std::vector<std::int32_t> tokens(n);
     nb::gil_scoped_release released;
     share(n, work, [&](Sampler& sampler, std::size_t i) {
-      const auto slot = static_cast<std::size_t>(slots.data()[i]);
-      const SamplingRow row = row_of(slots.data()[i]);
+      const auto slot = static_cast<std::size_t>(slots[i]);
+      const SamplingRow row = row_of(slots[i]);
       const std::size_t width = history_.shape(1);
       const auto length = std::min(width, static_cast<std::size_t>(std::max(row.n_tokens, 0)));
-      const auto low = static_cast<std::size_t>(bias_starts.data()[i]);
-      const auto count = static_cast<std::size_t>(bias_starts.data()[i + 1]) - low;
-      results_.put(i, sampler.sample(logits.data() + offset(at.data()[i]), row,
-                                     {history_.data() + slot * width, length},
-                                     {bias_ids.data() + low, count}, {bias.data() + low, count},
-                                     results_.ids_of(i), results_.top_of(i)));
+      std::span<const std::int32_t> ids;
+      std::span<const float> values;
+      if (bias_of[i] != nullptr) {
+        ids = {std::get<1>(*bias_of[i]).data(), std::get<1>(*bias_of[i]).size()};
+        values = {std::get<2>(*bias_of[i]).data(), ids.size()};
+      }
+      const RowResult result =
+          sampler.sample(row_at(logits, at[i]), row, {history_.data() + slot * width, length},
+                         ids, values, results_.ids_of(i), results_.top_of(i));
+      results_.put(i, result);
+      tokens[i] = result.status == RowStatus::kOk ? result.token
+                                                  : -static_cast<std::int32_t>(result.status);
     });
+    return tokens;
   }
 
   // Scores tokens[i] by logits row first + i.
@@ -140,7 +156,7 @@ class BatchSampler {
     nb::gil_scoped_release released;
     const double work = static_cast<double>(n) * kPassNanoseconds * 1e-3 * vocab_size_;
     share(n, work, [&](Sampler& sampler, std::size_t i) {
-      const float* row = logits.data() + offset(first) + i * logits.shape(1);
+      const float* row = row_at(logits, first + static_cast<std::int32_t>(i));
       results.put(i, sampler.score(row, tokens.data()[i], n_top, results.ids_of(i),
                                    results.top_of(i)));
     });
@@ -189,8 +205,8 @@ class BatchSampler {
     });
   }
 
-  std::size_t offset(std::int32_t row) const {
-    return static_cast<std::size_t>(row) * static_cast<std::size_t>(vocab_size_);
+  static const float* row_at(const Logits& logits, std::int32_t row) {
+    return logits.data() + static_cast<std::size_t>(row) * logits.shape(1);
   }
   void check_logits(const Logits& logits) const {
     if (logits.shape(1) != static_cast<std::size_t>(vocab_size_)) {
@@ -236,13 +252,12 @@ void bind_sampling(nb::module_& m) {
                     Results, int>(),
            nb::arg("vocab_size"), nb::arg("rows").noconvert(), nb::arg("history").noconvert(),
            nb::arg("results"), nb::arg("threads") = 1)
-      .def("sample", &BatchSampler::sample, nb::arg("logits").noconvert(),
-           nb::arg("at").noconvert(), nb::arg("slots").noconvert(),
-           nb::arg("bias_starts").noconvert(), nb::arg("bias_ids").noconvert(),
-           nb::arg("bias").noconvert(),
-           "Result i is for logits row at[i] under the parameters and history of slots[i], with "
-           "bias entries bias_starts[i]:bias_starts[i + 1].")
-      .def("score", &BatchSampler::score, nb::arg("logits").noconvert(), nb::arg("first"),
+      .def("sample", &BatchSampler::sample, nb::arg("logits"),
+           nb::arg("at"), nb::arg("slots"), nb::arg("biases"),
+           "Result i is for logits row at[i] under the parameters and history of slots[i]; gives "
+           "the tokens, where there is none the negative status. A bias is (i, token ids, what "
+           "to add to their logits).")
+      .def("score", &BatchSampler::score, nb::arg("logits"), nb::arg("first"),
            nb::arg("tokens").noconvert(), nb::arg("n_top"), nb::arg("results"),
            "Log-probability, rank and top list of tokens[i] by logits row first + i.");
 }

@@ -8,6 +8,7 @@ void bind_hardware(nb::module_& m);
 void bind_matmul(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_table(nb::module_& m);
 void bind_texts(nb::module_& m);
 
 NB_MODULE(_native, m) {
@@ -18,5 +19,6 @@ NB_MODULE(_native, m) {
   bind_matmul(m);
   bind_rows(m);
   bind_sampling(m);
+  bind_table(m);
   bind_texts(m);
 }

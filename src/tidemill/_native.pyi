@@ -61,12 +61,10 @@ class BatchSampler:
     def sample(
         self,
         logits: npt.NDArray[np.float32],
-        at: npt.NDArray[np.int32],
-        slots: npt.NDArray[np.int32],
-        bias_starts: npt.NDArray[np.int32],
-        bias_ids: npt.NDArray[np.int32],
-        bias: npt.NDArray[np.float32],
-    ) -> None: ...
+        at: Sequence[int],
+        slots: Sequence[int],
+        biases: Sequence[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]],
+    ) -> list[int]: ...
     def score(
         self,
         logits: npt.NDArray[np.float32],
@@ -75,3 +73,20 @@ class BatchSampler:
         n_top: int,
         results: SamplingResults,
     ) -> None: ...
+
+class TableRows:
+    def __init__(
+        self,
+        history: npt.NDArray[np.int32],
+        blocks: npt.NDArray[np.int32],
+        rows: npt.NDArray[np.uint8],
+        block_size: int,
+        tokens: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        query_starts: npt.NDArray[np.int32],
+        context_lens: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        logit_rows: npt.NDArray[np.int32],
+    ) -> None: ...
+    def fill(self, spans: Sequence[tuple[int, int, int, int]]) -> tuple[int, int, int]: ...
+    def append(self, slot: int, token: int) -> None: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from copy import deepcopy
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +74,7 @@ class FakeRunner:
             raise
         self.steps += 1
         if self.keep_batches:
-            self.batches.append(batch)
+            self.batches.append(deepcopy(batch))
         if self.fail_next:
             self.fail_next -= 1
             raise RuntimeError("the device is busy")

@@ -424,6 +424,52 @@ def test_ctrl_c_drops_the_requests_and_leaves_the_llm_usable(
     assert ids(llm.generate(PROMPTS, GREEDY)) == expected
 
 
+def test_a_handler_of_ones_own_is_called_between_steps_and_may_go_on(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ids(llm.generate(PROMPTS, GREEDY))
+    engine, events = llm.core.driver.engine, []
+    step = engine.step
+
+    def interrupted_step(now: float) -> Any:
+        events.append("step")
+        if len(events) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return step(now)
+
+    def handler(number: int, frame: Any) -> None:
+        events.append(number)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        monkeypatch.setattr(engine, "step", interrupted_step)
+        assert ids(llm.generate(PROMPTS, GREEDY)) == expected
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert events[:4] == ["step", "step", signal.SIGINT, "step"]
+    assert events.count(signal.SIGINT) == 1
+
+
+def test_ctrl_c_ends_a_stream_after_the_step(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, done = llm.core.driver.engine, []
+    step = engine.step
+
+    def interrupted_step(now: float) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        done.append(step(now))
+        return done[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "step", interrupted_step)
+        with pytest.raises(KeyboardInterrupt):
+            list(llm.stream(PROMPTS[0], GREEDY))
+    assert len(done) == 2  # the step, and one that clears up what was dropped
+    assert not llm.core.driver.busy
+    assert engine.stats.running == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate(PROMPTS, GREEDY, use_tqdm=True)
     assert "4/4" in capsys.readouterr().err

@@ -34,11 +34,11 @@ class Row:
             rules.top_p, rules.min_p, rules.typical_p, rules.repetition_penalty,
             rules.presence_penalty, rules.frequency_penalty,
         )  # fmt: skip
-        zero = np.zeros(1, np.int32)
         ids = np.array(list(rules.bias), np.int32)
         bias = np.array(list(rules.bias.values()), np.float32)
-        starts = np.array([0, len(ids)], np.int32)
-        self.native.sample(logits.reshape(1, -1), zero, zero, starts, ids, bias)
+        biases = [(0, ids, bias)] if len(ids) else []
+        (token,) = self.native.sample(logits.reshape(1, -1), [0], [0], biases)
+        assert token == (-self.status or self.results.tokens[0])
         return int(self.results.tokens[0])
 
     @property
@@ -289,15 +289,14 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
     results = Results(n, 3)
     native = _native.BatchSampler(vocab, rows.view(np.uint8).reshape(n, -1), history,
                                   results.native())  # fmt: skip
-    order = rng.permutation(n).astype(np.int32)
-    starts = np.arange(n + 1, dtype=np.int32)
-    ids = rng.integers(0, vocab, n).astype(np.int32)
-    bias = np.ones(n, np.float32)
-    native.sample(logits, order, order, starts, ids, bias)
+    order = rng.permutation(n).tolist()
+    one = np.ones(1, np.float32)
+    biases = {i: rng.integers(0, vocab, 1).astype(np.int32) for i in (7, 0, 3, 4)}
+    native.sample(logits, order, order, [(i, ids, one) for i, ids in biases.items()])
     together = [results.tokens.copy(), results.logprobs.copy(), results.status.copy()]
     for i in range(n):
-        native.sample(logits, order[i : i + 1], order[i : i + 1], starts[:2], ids[i : i + 1],
-                      bias[i : i + 1])  # fmt: skip
+        bias = [(0, biases[i], one)] if i in biases else []
+        native.sample(logits, [order[i]], [order[i]], bias)
         assert results.status[0] == together[2][i] == (order[i] == 4)
         if order[i] != 4:
             assert results.tokens[0] == together[0][i]
@@ -307,17 +306,20 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
 def test_wrong_arguments_are_refused() -> None:
     row = Row(10)
     logits = np.zeros((2, 10), np.float32)
-    i, starts = np.zeros(1, np.int32), np.zeros(2, np.int32)
-    none, no_bias = np.zeros(0, np.int32), np.zeros(0, np.float32)
     for bad in (-1, 2):
         with pytest.raises(IndexError):
-            row.native.sample(logits, i + bad, i, starts, none, no_bias)
+            row.native.sample(logits, [bad], [0], [])
     with pytest.raises(IndexError):
-        row.native.sample(logits, i, i + 1, starts, none, no_bias)
+        row.native.sample(logits, [0], [1], [])
     with pytest.raises(ValueError):
-        row.native.sample(logits[:, :9].copy(), i, i, starts, none, no_bias)
+        row.native.sample(logits, [0, 1], [0], [])
     with pytest.raises(ValueError):
-        row.native.sample(logits, i, i, starts + 1, none, no_bias)
+        row.native.sample(logits[:, :9].copy(), [0], [0], [])
+    ids, bias = np.zeros(2, np.int32), np.zeros(2, np.float32)
+    with pytest.raises(IndexError):
+        row.native.sample(logits, [0], [0], [(1, ids, bias)])
+    with pytest.raises(ValueError):
+        row.native.sample(logits, [0], [0], [(0, ids, bias[:1])])
     with pytest.raises(ValueError):
         row.native.score(logits, 1, np.zeros(2, np.int32), 1, Results(2, 1).native())
     with pytest.raises(IndexError):
@@ -346,10 +348,10 @@ def test_threads_change_no_result() -> None:
     logits = (rng.standard_normal((n, vocab)) * 3).astype(np.float32)
     logits[7, 100] = np.nan
     history = rng.integers(0, vocab, (n, width)).astype(np.int32)
-    at, slots = rng.permutation(n).astype(np.int32), rng.permutation(n).astype(np.int32)
-    starts = np.arange(n + 1, dtype=np.int32) * 2
-    ids = rng.integers(0, vocab, 2 * n).astype(np.int32)
-    bias = rng.standard_normal(2 * n).astype(np.float32)
+    at, slots = rng.permutation(n).tolist(), rng.permutation(n).tolist()
+    ids = rng.integers(0, vocab, (n, 2)).astype(np.int32)
+    bias = rng.standard_normal((n, 2)).astype(np.float32)
+    biases = [(i, ids[i], bias[i]) for i in range(n)]
     rows = np.zeros(n, ROW_DTYPE)
     for i in range(n):
         rows[i] = (
@@ -364,9 +366,9 @@ def test_threads_change_no_result() -> None:
             vocab, rows.view(np.uint8).reshape(n, -1), history, results.native(), threads
         )
         for _ in range(3):
-            native.sample(logits, at, slots, starts, ids, bias)
+            native.sample(logits, at, slots, biases)
             scores = Results(n, 20)
-            native.score(np.nan_to_num(logits), 0, ids[:n].copy(), 20, scores.native())
+            native.score(np.nan_to_num(logits), 0, ids[:, 0].copy(), 20, scores.native())
             got = [a.tobytes() for r in (results, scores) for a in vars(r).values()]
             expected = expected or got
             assert got == expected

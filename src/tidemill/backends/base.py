@@ -32,6 +32,7 @@ class Batch:
     block_tables: int32 (S, B), the KV blocks of each sequence in order, padded with -1; position
     p of sequence s lies in block block_tables[s, p // block_size], slot p % block_size.
     logit_rows: int32 (R,), which of the N rows want logits, in the order of the result.
+    The arrays are good for the step: their memory is used again for the next.
     """
 
     tokens: npt.NDArray[np.int32]

@@ -40,6 +40,7 @@ from tidemill.engine.speculation import Proposer, Speculator
 from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import SequenceTable, Span
 from tidemill.text.base import Tokenizer
+from tidemill.text.detokenize import TokenTexts
 
 
 class Engine:
@@ -77,6 +78,7 @@ class Engine:
         """The most tokens (prompt + output) that a sequence can really have."""
         self._runner = runner
         self._tokenizer = tokenizer
+        self._texts = None if tokenizer is None else TokenTexts(tokenizer)
         self._vocab_size = runner.vocab_size
         self._eos_ids = frozenset(
             i for i in (tokenizer.eos_ids if tokenizer else ()) if 0 <= i < runner.vocab_size
@@ -84,7 +86,7 @@ class Engine:
         max_batch_tokens = min(config.max_batch_tokens, runner.max_batch_tokens)
         # Every running sequence may want a row, and the logits of it, in one step.
         n_slots = min(config.max_sequences, runner.max_logit_rows, max_batch_tokens)
-        self._table = SequenceTable(n_slots, self.max_context, kv.block_size)
+        self._table = SequenceTable(n_slots, self.max_context, kv.block_size, max_batch_tokens)
         self._kv = KVBlocks(kv.n_blocks, kv.block_size)
         self.step_time = StepTimeModel(config.step_costs)
         self._clock = clock
@@ -224,7 +226,9 @@ class Engine:
 
     def _sample(self, group: Group) -> Sequence:
         """The next sample of ``group``, fresh."""
-        text = None if self._tokenizer is None else OutputText(self._tokenizer, group.request)
+        text = None
+        if self._tokenizer is not None and self._texts is not None:
+            text = OutputText(self._tokenizer, self._texts, group.request)
         sequence = Sequence(group, len(group.samples), text)
         group.samples.append(sequence)
         return sequence
@@ -233,7 +237,8 @@ class Engine:
 
     def step(self, now: float) -> list[Event]:
         """Run one forward step, if anything can run, and give what happened since the last."""
-        started = self._now()
+        clock = self._clock
+        started = 0.0 if clock is None else clock()
         spans = self._scheduler.schedule()
         if spans:
             self._stats.steps += 1
@@ -243,33 +248,24 @@ class Engine:
                     group.started = True
                     self._stats.started += 1
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
-            drafting = self._draft(spans)
-            self._measured_run(spans, started + drafting)
+            if self._speculator is not None:
+                started += self._draft(self._speculator, spans)
+            self._forwards = 0
+            self._run(spans)
+            if clock is not None and self._forwards == 1 and self._work is not None:
+                self.step_time.observe(self._work, clock() - started)
+            self._work = None
         events, self._events = self._events, []
         return events
 
-    def _measured_run(self, spans: list[Span], started: float) -> None:
-        """Compute ``spans``, and learn from how long that took since ``started``, unless it was
-        not one forward step."""
-        self._forwards = 0
-        self._run(spans)
-        if self._clock is not None and self._forwards == 1 and self._work is not None:
-            self.step_time.observe(self._work, self._clock() - started)
-        self._work = None
-
-    def _now(self) -> float:
-        return 0.0 if self._clock is None else self._clock()
-
-    def _draft(self, spans: list[Span]) -> float:
+    def _draft(self, speculator: Speculator, spans: list[Span]) -> float:
         """Extend decodes by guesses where that pays; the seconds that it took. Where the guessing
         itself fails, it is given up: nothing depends on it."""
-        speculator = self._speculator
-        if speculator is None:
-            return 0.0
+        clock = self._clock or (lambda: 0.0)
         tokens = sum(span.n for span in spans)
         rows = sum(s.n if s.sequence.wants_prompt_logprobs else 1 for s in spans)
         limits = self._scheduler
-        started = self._now()
+        started = clock()
         try:
             chosen = speculator.lengths(
                 spans,
@@ -282,21 +278,24 @@ class Engine:
             chosen = [span for span in chosen if span.wanted]
             if chosen:
                 speculator.propose(chosen)
-                speculator.took(self._now() - started, sum(len(s.drafts) for s in chosen))
+                speculator.took(clock() - started, sum(len(s.drafts) for s in chosen))
         except Exception as error:
             for span in spans:
                 span.drop_drafts()
             self._speculator = None
             self._stats.speculation_error = f"guessing tokens failed: {error!r}"
-        return self._now() - started
+        return clock() - started
 
     def _run(self, spans: list[Span]) -> None:
         """Compute ``spans``; if that raises, one by one, so that only the culprit fails."""
         try:
             logits = self._forward(spans)
-            wanted = [s for s in spans if s.last_row >= 0 and s.sequence.may_grow]
-            sequences = [s.sequence for s in wanted]
-            choices = self._sampler.sample(logits, [s.last_row for s in wanted], sequences)
+            rows, sequences = [], []
+            for span in spans:
+                if span.last_row >= 0 and span.sequence.may_grow:
+                    rows.append(span.last_row)
+                    sequences.append(span.sequence)
+            choices = self._sampler.sample(logits, rows, sequences)
         except Exception as error:
             drafted = any(span.drafts for span in spans)
             for span in spans:
@@ -319,19 +318,18 @@ class Engine:
                 except Exception as error:
                     self._fail(group, f"the step after the prompt failed: {error!r}")
         self._accept(choices)
-        if drafted_spans := [span for span in spans if span.drafts]:
-            self._accept_drafts(drafted_spans, logits)
+        if self._speculator is not None:
+            self._accept_drafts(self._speculator, [s for s in spans if s.drafts], logits)
 
     def _forward(self, spans: list[Span]) -> npt.NDArray[np.float32]:
         batch = self._table.batch(spans)
         self._forwards += 1
         logits = self._runner.forward(batch)
         if self._clock is not None:
-            n = len(batch.tokens)
-            self._work = Work(n, int(batch.positions.sum()) + n, len(batch.logit_rows))
+            self._work = Work(len(batch.tokens), self._table.context, len(batch.logit_rows))
         if logits.shape != (len(batch.logit_rows), self._vocab_size):
             raise RuntimeError(f"the runner gave logits of shape {logits.shape}")
-        return np.ascontiguousarray(logits, np.float32)
+        return logits
 
     def _prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> list[Choice]:
         """Go on with a request whose prompt was not complete before this step. When it is now,
@@ -383,17 +381,14 @@ class Engine:
     def _accept(self, choices: list[Choice]) -> None:
         """Append chosen tokens to their sequences, tell of them, and end what has ended."""
         for choice in choices:
-            if choice.status and not choice.sequence.group.closed:
-                self._fail(choice.sequence.group, STATUS_MESSAGES[choice.status])
-        choices = [choice for choice in choices if not choice.sequence.group.closed]
-        if not choices:
-            return
-        self._table.append([c.sequence for c in choices], [c.token for c in choices])
-        self._stats.generated_tokens += len(choices)
+            if choice.token < 0:
+                self._fail(choice.sequence.group, STATUS_MESSAGES[-choice.token])
         for choice in choices:
             group = choice.sequence.group
             if group.closed:
                 continue
+            self._table.append(choice.sequence, choice.token)
+            self._stats.generated_tokens += 1
             try:
                 self._accept_one(choice)
             except Exception as error:
@@ -405,17 +400,14 @@ class Engine:
         sequence.cumulative_logprob += choice.logprob
         text = ""
         stop: int | str | None = None
-        ended = token in group.eos_ids
-        if not ended and token in group.stop_ids:
-            ended, stop = True, token
-        elif not ended and output is not None:
-            may_stop = sequence.n_output >= group.params.min_tokens
-            text, stop = output.push(token, may_stop=may_stop)
+        ended = token in group.end_ids
+        if ended:
+            stop = None if token in group.eos_ids else token
+        elif output is not None:
+            text, stop = output.push(token, may_stop=len(sequence.tokens) >= group.least)
             ended = stop is not None
-        self._tell(
-            sequence,
-            TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs),
-        )
+        event = TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs)
+        self._tell(sequence, event)
         if ended or not sequence.may_grow:
             tail = ""
             if output is not None and not isinstance(stop, str):
@@ -424,12 +416,14 @@ class Engine:
                     ended, stop = True, found
             self._finish(sequence, "stop" if ended else "length", tail, stop)
 
-    def _accept_drafts(self, spans: list[Span], logits: npt.NDArray[np.float32]) -> None:
+    def _accept_drafts(
+        self, speculator: Speculator, spans: list[Span], logits: npt.NDArray[np.float32]
+    ) -> None:
         """Go on with the sequences of ``spans`` while the token chosen last is the one guessed: it
         has been computed with them, so the next can be chosen. Token after token, as if each had
         been a step of its own."""
-        assert self._speculator is not None
-        for depth in range(1 + max(len(span.drafts) for span in spans)):
+        depth = 0
+        while spans:
             going = []
             for span in spans:
                 sequence = span.sequence
@@ -441,7 +435,7 @@ class Engine:
                     sequence.accepted += 1
                     going.append(span)
                 else:
-                    self._speculator.settle(span, depth, ended=ended)
+                    speculator.settle(span, depth, ended=ended)
             if not going:
                 return
             rows = [span.last_row + 1 + depth for span in going]
@@ -450,10 +444,11 @@ class Engine:
             except Exception:
                 # Nothing is lost: what is wrong, if it stays so, fails in the sequences' next step.
                 for span in going:
-                    self._speculator.settle(span, depth + 1, ended=True)
+                    speculator.settle(span, depth + 1, ended=True)
                 return
             self._accept(choices)
             spans = going
+            depth += 1
 
     # ---- ends ----------------------------------------------------------------------------------
 

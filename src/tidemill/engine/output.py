@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.engine.base import Request
 from tidemill.text.base import Tokenizer
-from tidemill.text.detokenize import IncrementalDetokenizer
+from tidemill.text.detokenize import IncrementalDetokenizer, TokenTexts
 from tidemill.text.stops import StopStrings
 
 
@@ -13,12 +13,13 @@ class OutputText:
 
     __slots__ = ("_detokenizer", "_stops")
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: TokenTexts, request: Request) -> None:
         params = request.params
         self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             skip_special=params.skip_special_tokens,
             after=request.prompt_token_ids if request.continues_text else (),
+            texts=texts,
         )
         self._stops = StopStrings(params.stop) if params.stop else None
 

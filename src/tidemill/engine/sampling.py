@@ -41,9 +41,6 @@ MAX_THREADS = 8
 # flag per token (Sampler::Scratch in csrc/sampling.cpp).
 _SCRATCH_PER_TOKEN = 33
 
-_NO_IDS = np.zeros(0, np.int32)
-_NO_BIAS = np.zeros(0, np.float32)
-
 
 def scratch_bytes(vocab_size: int, threads: int) -> int:
     """Memory that a sampler on ``threads`` threads holds at most, for memory plans."""
@@ -91,14 +88,13 @@ class Results:
 
 @dataclass(slots=True)
 class Choice:
-    """The next token of ``sequence``. ``logprobs`` as in TokenEvent; ``logprob`` is 0 where none
-    was asked for. With a ``status`` other than 0 there is no token."""
+    """The next token of ``sequence``; if it is negative there is none, and its absolute value a
+    key of STATUS_MESSAGES. ``logprob``, and ``logprobs`` as in TokenEvent, where asked for."""
 
     sequence: Sequence
     token: int
-    status: int
-    logprob: float
-    logprobs: tuple[TokenLogprob, ...] | None
+    logprob: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Sampler:
@@ -108,10 +104,9 @@ class Sampler:
     def __init__(self, table: SequenceTable, vocab_size: int, threads: int = 1) -> None:
         self._n_top = min(MAX_LOGPROBS, vocab_size)
         self._results = Results(table.n_slots, self._n_top)
-        bytes_of_rows = table.rows.view(np.uint8).reshape(table.n_slots, -1)
         self._native = _native.BatchSampler(
             vocab_size,
-            bytes_of_rows,
+            table.bytes_of_rows,
             table.history,
             self._results.native(),
             min(threads, MAX_THREADS),
@@ -121,22 +116,22 @@ class Sampler:
         self, logits: npt.NDArray[np.float32], rows: Seq[int], sequences: Seq[Sequence]
     ) -> list[Choice]:
         """The next token of each of ``sequences`` by its row of ``logits``."""
-        if not sequences:
-            return []
-        starts, ids, bias = self._bias(sequences)
-        slots = np.array([sequence.slot for sequence in sequences], np.int32)
-        self._native.sample(logits, np.array(rows, np.int32), slots, starts, ids, bias)
-        n = len(sequences)
-        results = self._results
-        columns = zip(
-            sequences, results.tokens[:n].tolist(), results.status[:n].tolist(),
-            results.logprobs[:n].tolist(), strict=True,
-        )  # fmt: skip
-        choices = [Choice(*column, None) for column in columns]
-        for i, choice in enumerate(choices):
-            n_top = choice.sequence.group.params.logprobs
-            if n_top is not None and choice.status == 0:
-                choice.logprobs = results.logprobs_of(i, n_top)
+        slots, biases, scored = [], [], []
+        for i, sequence in enumerate(sequences):
+            slots.append(sequence.slot)
+            group = sequence.group
+            if group.biased and (bias := sequence.bias) is not None:
+                biases.append((i, *bias))
+            if group.scored:
+                scored.append(i)
+        choices = list(map(Choice, sequences, self._native.sample(logits, rows, slots, biases)))
+        for i in scored:
+            choice = choices[i]
+            if choice.token >= 0:
+                choice.logprob = float(self._results.logprobs[i])
+                n_top = choice.sequence.group.params.logprobs
+                if n_top is not None:
+                    choice.logprobs = self._results.logprobs_of(i, n_top)
         return choices
 
     def score(
@@ -147,19 +142,3 @@ class Sampler:
         results = Results(len(tokens), min(n_top, self._n_top))
         self._native.score(logits, first_row, tokens, n_top, results.native())
         return results
-
-    @staticmethod
-    def _bias(
-        sequences: Seq[Sequence],
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """What to add to the logits of each sequence, as one list with its starts."""
-        starts = np.zeros(len(sequences) + 1, np.int32)
-        entries = [sequence.bias for sequence in sequences]
-        if not any(len(ids) for ids, _ in entries):
-            return starts, _NO_IDS, _NO_BIAS
-        np.cumsum([len(ids) for ids, _ in entries], out=starts[1:])
-        return (
-            starts,
-            np.concatenate([i for i, _ in entries]),
-            np.concatenate([b for _, b in entries]),
-        )

@@ -88,25 +88,32 @@ class Scheduler:
 
     def schedule(self) -> list[Span]:
         """The spans of the next step; empty if nothing can run."""
-        self._make_way()
+        if self.waiting:
+            self._make_way()
         preemptions = self.preemptions
         spans = self._decodes()
+        calm = self.preemptions == preemptions
+        if calm:
+            self._growth = max(self._growth * GROWTH_FALL, GROWTH_LEAST)
+        if self.waiting or len(spans) < len(self.running) or self.target_itl is not None:
+            self._add_prompts(spans, admit=calm)
+        return spans
+
+    def _add_prompts(self, spans: list[Span], *, admit: bool) -> None:
+        """Add what there is to compute beside the decodes in ``spans``."""
         budget = self._budget(spans)
         for sequence in self.running:
             if len(sequence.tokens) - sequence.computed > 1 and budget.tokens > 0:
                 n = self._chunk(sequence, budget)
                 if n:
                     spans.append(Span(sequence, n))
-        if self.preemptions == preemptions:
-            self._growth = max(self._growth * GROWTH_FALL, GROWTH_LEAST)
-            while self.waiting and self._has_room(budget) and self._admit(self.waiting[0]):
-                sequence = self.waiting.pop(0)
-                insort(self.running, sequence, key=_ORDER)
-                n = self._chunk(sequence, budget)
-                if n:
-                    spans.append(Span(sequence, n))
+        while admit and self.waiting and self._has_room(budget) and self._admit(self.waiting[0]):
+            sequence = self.waiting.pop(0)
+            insort(self.running, sequence, key=_ORDER)
+            n = self._chunk(sequence, budget)
+            if n:
+                spans.append(Span(sequence, n))
         self.seconds_left = budget.seconds
-        return spans
 
     def make_room(self, sequence: Sequence, n: int) -> int:
         """How many of ``n`` tokens beyond the known ones ``sequence`` has KV blocks for, after
@@ -119,14 +126,15 @@ class Scheduler:
 
     def commit(self, sequence: Sequence, n: int) -> None:
         """``n`` more tokens of ``sequence`` are computed: its full blocks can be shared now."""
-        size = self.kv.block_size
-        first = sequence.computed // size
-        sequence.computed += n
-        last = sequence.computed // size
-        if self.prefix_caching and last > first:
-            hashes = sequence.hash_blocks(last, size, self.model_id)
-            for i in range(first, last):
-                self.kv.commit(sequence.blocks[i], hashes[i])
+        before = sequence.computed
+        sequence.computed = before + n
+        if self.prefix_caching:
+            size = self.kv.block_size
+            first, last = before // size, sequence.computed // size
+            if last > first:
+                hashes = sequence.hash_blocks(last, size, self.model_id)
+                for i in range(first, last):
+                    self.kv.commit(sequence.blocks[i], hashes[i])
 
     def fork(self, parent: Sequence, child: Sequence) -> tuple[int, int] | None:
         """Start ``child``, which has the same tokens, on the blocks of ``parent``, whose prompt
@@ -236,7 +244,7 @@ class Scheduler:
 
     def _make_way(self) -> None:
         """Preempt less urgent sequences for a more urgent one that waits, if that lets it run."""
-        if not self.waiting or not self.running:
+        if not self.running:
             return
         head = self.waiting[0]
         priority = head.order[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -12,22 +14,26 @@ from tidemill.engine.kv_blocks import block_hash, root_hash
 from tidemill.engine.output import OutputText
 
 Order = tuple[int, int, int]
+Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
+"""Token ids, and what to add to their logits."""
 
 
 class Group:
     """One request: what its samples share.
 
-    ``order`` sorts requests by priority, then arrival. ``limit`` is how many tokens, with the
-    prompt, a sample may come to. ``eos_ids`` and ``stop_ids`` end a sample;
-    ``bias_ids`` and ``bias`` are added to its logits, ``early_ids`` and ``early_bias`` until it
-    has min_tokens (they also forbid what would end it). ``held`` keeps the events of samples
-    whose ranking is not known before all are done (best_of); None where events go out at once.
+    ``order`` sorts requests by priority, then arrival. ``least`` and ``limit`` are how many
+    tokens, with the prompt, a sample must and may come to. ``end_ids`` end it, those of them in
+    ``eos_ids`` without a stop reason. ``bias`` is added to its logits, ``early_bias`` until it has
+    ``least`` tokens (that also forbids what would end it); None where there is nothing to add.
+    ``biased``: whether there ever is. ``scored``: whether log-probabilities are wanted. ``held``
+    keeps the events of samples whose ranking is not known before all are done (best_of); None
+    where events go out at once.
     """
 
     __slots__ = (
-        "arrival", "bias", "bias_ids", "cached_tokens", "closed", "early_bias", "early_ids",
-        "eos_ids", "held", "limit", "order", "params", "prompt", "prompt_done",
-        "prompt_logprobs", "request", "samples", "seed", "started", "stop_ids",
+        "arrival", "bias", "biased", "cached_tokens", "closed", "early_bias", "end_ids", "eos_ids",
+        "held", "least", "limit", "order", "params", "prompt", "prompt_done", "prompt_logprobs",
+        "request", "samples", "scored", "seed", "started",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +45,7 @@ class Group:
         self.params = params
         self.prompt = prompt
         self.order = order
+        self.least = len(prompt) + params.min_tokens
         self.limit = limit
         self.seed = seed
         self.arrival = arrival
@@ -52,12 +59,12 @@ class Group:
             [[] for _ in range(params.n_samples)] if params.ranks_samples else None
         )
         self.eos_ids = frozenset() if params.ignore_eos else eos_ids
-        self.stop_ids = frozenset(params.stop_token_ids)
-        self.bias_ids = np.array(list(params.logit_bias), np.int32)
-        self.bias = np.array(list(params.logit_bias.values()), np.float32)
-        ends = np.array(sorted(self.eos_ids | self.stop_ids) if params.min_tokens else [], np.int32)
-        self.early_ids = np.concatenate((self.bias_ids, ends))
-        self.early_bias = np.concatenate((self.bias, np.full(len(ends), -np.inf, np.float32)))
+        self.end_ids = self.eos_ids | frozenset(params.stop_token_ids)
+        self.scored = params.wants_logprobs
+        forbidden = sorted(self.end_ids) if params.min_tokens else []
+        self.bias = _bias(params.logit_bias, [])
+        self.early_bias = _bias(params.logit_bias, forbidden)
+        self.biased = self.early_bias is not None
 
 
 class Sequence:
@@ -115,12 +122,10 @@ class Sequence:
         return not group.prompt_done and self.index == 0 and group.params.prompt_scores is not None
 
     @property
-    def bias(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """Token ids and what to add to their logits for the next token."""
+    def bias(self) -> Bias | None:
+        """What to add to the logits for the next token."""
         group = self.group
-        if self.n_output < group.params.min_tokens:
-            return group.early_ids, group.early_bias
-        return group.bias_ids, group.bias
+        return group.early_bias if len(self.tokens) < group.least else group.bias
 
     def hash_blocks(self, n: int, block_size: int, model_id: str) -> list[bytes]:
         """The names of its first ``n`` blocks, all of which must be full of known tokens."""
@@ -130,3 +135,11 @@ class Sequence:
             parent = hashes[-1] if hashes else root_hash(model_id, self.group.request.salt)
             hashes.append(block_hash(parent, self.tokens[start : start + block_size].tobytes()))
         return hashes[:n]
+
+
+def _bias(added: Mapping[int, float], forbidden: list[int]) -> Bias | None:
+    """What adds ``added`` and makes ``forbidden`` impossible; None if that is nothing."""
+    if not added and not forbidden:
+        return None
+    values = [*added.values(), *[-math.inf] * len(forbidden)]
+    return np.array([*added, *forbidden], np.int32), np.array(values, np.float32)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import field
 
 import numpy as np
+import numpy.typing as npt
 
+from tidemill import _native
 from tidemill.backends.base import Batch
 from tidemill.engine.sampling import ROW_DTYPE, fill_row
 from tidemill.engine.sequence import Sequence
@@ -26,7 +26,7 @@ class Span:
     n: int
     first_row: int = -1
     last_row: int = -1
-    drafts: list[int] = field(default_factory=list)
+    drafts: Seq[int] = ()
     wanted: int = 0
     kind: int = 0
 
@@ -42,7 +42,7 @@ class Span:
 
     def drop_drafts(self) -> None:
         self.n -= len(self.drafts)
-        self.drafts = []
+        self.drafts = ()
 
 
 class SequenceTable:
@@ -52,13 +52,35 @@ class SequenceTable:
     context), the block tables. rows: ROW_DTYPE (n_slots,), the sampling parameters.
     """
 
-    def __init__(self, n_slots: int, max_context: int, block_size: int) -> None:
+    def __init__(
+        self, n_slots: int, max_context: int, block_size: int, max_batch_tokens: int
+    ) -> None:
         self.n_slots = n_slots
-        self.block_size = block_size
         self.history = np.zeros((n_slots, max_context), np.int32)
         self.blocks = np.full((n_slots, -(-max_context // block_size)), -1, np.int32)
         self.rows = np.zeros(n_slots, ROW_DTYPE)
         self._free = list(range(n_slots - 1, -1, -1))
+        self.context = 0
+        """How many tokens those of the last batch attend to, added up."""
+        # Of the batch, which is written in place: each step's begins where the last one's did.
+        self._tokens = np.zeros(max_batch_tokens, np.int32)
+        self._positions = np.zeros(max_batch_tokens, np.int32)
+        self._query_starts = np.zeros(n_slots + 1, np.int32)
+        self._context_lens = np.zeros(n_slots, np.int32)
+        self._block_tables = np.zeros(self.blocks.size, np.int32)
+        self._logit_rows = np.zeros(max_batch_tokens, np.int32)
+        self._shape = (0, 0, 0, 0)
+        self._batch: Batch
+        self._native = _native.TableRows(
+            self.history, self.blocks, self.bytes_of_rows, block_size,
+            self._tokens, self._positions, self._query_starts, self._context_lens,
+            self._block_tables, self._logit_rows,
+        )  # fmt: skip
+
+    @property
+    def bytes_of_rows(self) -> npt.NDArray[np.uint8]:
+        """``rows`` as the native code wants them."""
+        return self.rows.view(np.uint8).reshape(self.n_slots, -1)
 
     @property
     def free_slots(self) -> int:
@@ -81,56 +103,38 @@ class SequenceTable:
         self.blocks[sequence.slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)
 
-    def append(self, sequences: Seq[Sequence], tokens: Seq[int]) -> None:
-        """Add one token to each of ``sequences``."""
-        slots = np.array([s.slot for s in sequences], np.intp)
-        lengths = np.array([len(s.tokens) for s in sequences], np.intp)
-        for sequence, token in zip(sequences, tokens, strict=True):
-            sequence.tokens.append(token)
-        self.history[slots, lengths] = tokens
-        self.rows["n_tokens"][slots] = lengths + 1
+    def append(self, sequence: Sequence, token: int) -> None:
+        """Add a token to a running sequence."""
+        self._native.append(sequence.slot, token)
+        sequence.tokens.append(token)
 
-    def batch(self, spans: list[Span]) -> Batch:
-        """The forward step over ``spans``; sets their logit rows."""
+    def batch(self, spans: Seq[Span]) -> Batch:
+        """The forward step over ``spans``, good until the next; sets their logit rows."""
+        parts = []
+        n_rows = 0
         for span in spans:
-            if span.drafts:  # behind the known tokens, where only this step reads them
-                length = len(span.sequence.tokens)
-                self.history[span.sequence.slot, length : length + len(span.drafts)] = span.drafts
-        slots = np.array([span.sequence.slot for span in spans], np.intp)
-        starts = np.array([span.sequence.computed for span in spans], np.int32)
-        counts = np.array([span.n for span in spans], np.int32)
-        query_starts = np.zeros(len(spans) + 1, np.int32)
-        np.cumsum(counts, out=query_starts[1:])
-        n = int(query_starts[-1])
-        if n == len(spans):  # decodes only
-            positions = starts
-            tokens = self.history[slots, positions]
-        else:
-            positions = np.arange(n, dtype=np.int32)
-            positions += np.repeat(starts - query_starts[:-1], counts)
-            tokens = self.history[np.repeat(slots, counts), positions]
-        context_lens = starts + counts
-        n_blocks = -(-int(context_lens.max()) // self.block_size)
-
-        rows = array("i")
-        end = 0
-        for span in spans:
-            start, end = end, end + span.n
-            sequence = span.sequence
-            n_drafts = len(span.drafts)
-            complete = sequence.computed + span.n - n_drafts == len(sequence.tokens)
-            span.first_row = -1
-            if sequence.wants_prompt_logprobs:
-                span.first_row = len(rows)
-                rows.extend(range(start, end))
-            elif complete:
-                rows.extend(range(end - 1 - n_drafts, end))
-            span.last_row = len(rows) - 1 - n_drafts if complete else -1
-        return Batch(
-            tokens=tokens,
-            positions=positions,
-            query_starts=query_starts,
-            context_lens=context_lens,
-            block_tables=self.blocks[slots, :n_blocks],
-            logit_rows=np.array(rows, np.int32),
-        )
+            sequence, n, drafts = span.sequence, span.n, span.drafts
+            length = len(sequence.tokens)
+            if drafts:  # behind the known tokens, where only this step reads them
+                self.history[sequence.slot, length : length + len(drafts)] = drafts
+            complete = sequence.computed + n - len(drafts) == length
+            scored = sequence.wants_prompt_logprobs
+            rows = n if scored else 1 + len(drafts) if complete else 0
+            span.first_row = n_rows if scored else -1
+            n_rows += rows
+            span.last_row = n_rows - 1 - len(drafts) if complete else -1
+            parts.append((sequence.slot, sequence.computed, n, rows))
+        n_tokens, n_blocks, self.context = self._native.fill(parts)
+        n_spans = len(parts)
+        shape = (n_tokens, n_spans, n_blocks, n_rows)
+        if shape != self._shape:  # from one decode step to the next it is mostly the same
+            self._shape = shape
+            self._batch = Batch(
+                self._tokens[:n_tokens],
+                self._positions[:n_tokens],
+                self._query_starts[: n_spans + 1],
+                self._context_lens[:n_spans],
+                self._block_tables[: n_spans * n_blocks].reshape(n_spans, n_blocks),
+                self._logit_rows[:n_rows],
+            )
+        return self._batch

@@ -14,7 +14,7 @@ from tidemill.engine.engine import Engine
 from tidemill.engine.params import SamplingParams, as_integer, as_number
 from tidemill.engine.speculation import MAX_DRAFT
 from tidemill.llm.draft import open_draft
-from tidemill.llm.driver import Driver
+from tidemill.llm.driver import Driver, OnEnd
 from tidemill.llm.loading import (
     BackendName,
     CompiledModel,
@@ -283,10 +283,10 @@ class Core:
         )
         return Prepared(request, builder)
 
-    def submit(self, prepared: Prepared) -> None:
-        """Queue a request. Raises RequestError (a ValueError) if it can never be served,
-        QueueFullError if too many wait."""
-        self.driver.submit(prepared.request, prepared.builder.push)
+    def submit(self, prepared: Prepared, on_end: OnEnd = lambda: None) -> None:
+        """Queue a request; ``on_end`` is called when it has ended. Raises RequestError (a
+        ValueError) if it can never be served, QueueFullError if too many wait."""
+        self.driver.submit(prepared.request, prepared.builder.push, on_end)
 
     def render_chat(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Unpack
 
@@ -109,7 +110,8 @@ class LLM:
                     yield delta
                 if delta.finished:
                     return
-                self._step()
+                with _InterruptsHeld():
+                    self._core.driver.step()
         finally:
             self._drop([prepared])
 
@@ -152,29 +154,27 @@ class LLM:
         requests = [
             self._core.prepare(prompt, p) for prompt, p in zip(prompts, params, strict=True)
         ]
+        ended: list[Prepared] = []
         try:
-            for request in requests:
-                self._core.submit(request)
-            with _progress_bar(len(requests), use_tqdm) as advance:
-                running = requests
-                while running:
-                    self._step()
-                    still = [r for r in running if not r.builder.finished]
-                    advance(len(running) - len(still))
-                    running = still
+            with _progress_bar(len(requests), use_tqdm) as bar, _InterruptsHeld() as interrupts:
+                for request in requests:
+                    self._core.submit(request, partial(ended.append, request))
+                    interrupts.let_through()
+                while len(ended) < len(requests):
+                    self._core.driver.step()
+                    interrupts.let_through()
+                    if bar is not None:
+                        bar.update(len(ended) - bar.n)
         except BaseException:
             self._drop(requests)
             raise
         return [request.builder.snapshot() for request in requests]
 
-    def _step(self) -> None:
-        with _interrupts_held():
-            self._core.driver.step()
-
     def _drop(self, requests: Sequence[Prepared]) -> None:
-        for prepared in requests:
-            if not prepared.builder.finished:
-                self._core.driver.abort(prepared.request.id)
+        with _InterruptsHeld():
+            for prepared in requests:
+                if not prepared.builder.finished:
+                    self._core.driver.abort(prepared.request.id)
 
 
 def _per_prompt(
@@ -192,33 +192,43 @@ def _per_prompt(
     return each
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Let Ctrl-C wait until the block is done: a step that is torn apart in the middle would
-    leave the engine's books wrong."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield  # ignored or not Python's: nothing would be raised here
-        return
-    held: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda _, frame: held.append(frame))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        before(signal.SIGINT, held[0])
+class _InterruptsHeld:
+    """Lets Ctrl-C wait until the block is done, or until ``let_through``: a step that is torn
+    apart in the middle would leave the engine's books wrong."""
+
+    def __init__(self) -> None:
+        self._before: Callable[[int, FrameType | None], Any] | None = None
+        self._held: list[FrameType | None] = []
+
+    def __enter__(self) -> _InterruptsHeld:
+        if threading.current_thread() is threading.main_thread():  # no other is ever interrupted
+            before = signal.getsignal(signal.SIGINT)
+            if callable(before):  # else it is ignored or not Python's: nothing would be raised here
+                self._before = before
+                signal.signal(signal.SIGINT, lambda _, frame: self._held.append(frame))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+            held, self._held = self._held, []
+            if held:
+                before(signal.SIGINT, held[0])
+
+    def let_through(self) -> None:
+        """Do now what a Ctrl-C that waits would have done."""
+        if self._held:
+            self.__exit__()
+            self.__enter__()
 
 
 @contextmanager
 def _progress_bar(total: int, wanted: bool) -> Iterator[Any]:
     if not wanted:
-        yield lambda _: None
+        yield None
         return
     from tqdm import tqdm
 
     with tqdm(total=total, desc="Prompts", unit="prompt", dynamic_ncols=True) as bar:
-        yield bar.update
+        yield bar
