@@ -1,0 +1,124 @@
+"""Splits off the reasoning that a message begins with."""
+
+from __future__ import annotations
+
+from tidemill.records import dataclass
+from tidemill.server.tools.pieces import Content, Piece, Reasoning
+
+_SPACE = " \t\r\n"
+_MAX_SPACE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    """What stands before and behind reasoning."""
+
+    open: str
+    close: str
+
+
+REASONING = {
+    # Chat templates of deepseek-ai/DeepSeek-R1 and Qwen/Qwen3-8B.
+    "think": ThinkTags("<think>", "</think>"),
+    # mistralai/Magistral-Small-2507: control tokens around a "thinking chunk".
+    "magistral": ThinkTags("[THINK]", "[/THINK]"),
+}
+
+
+class ReasoningSplitter:
+    """Reasoning and content of a text that comes in chunks of any size.
+
+    Reasoning is at the start of the message only, and no more than one. ``inside``: the prompt has
+    opened it already; a model that opens it once more is forgiven. Line breaks next to the tags
+    belong to them, as templates write them. Without the closing tag all is reasoning.
+    """
+
+    def __init__(self, tags: ThinkTags, *, inside: bool = False) -> None:
+        self._tags = tags
+        self._inside = inside
+        self._state = self._start
+        self._held = ""  # may be the beginning of a tag
+        self._breaks = 0  # held back before the closing tag
+        self._begun = False  # what comes now has had more than line breaks
+
+    def push(self, text: str) -> list[Piece]:
+        out: list[Piece] = []
+        while text:
+            text = self._state(text, out)
+        return out
+
+    def finish(self) -> list[Piece]:
+        held, self._held = self._held, ""
+        if self._state == self._start:
+            if not held:
+                return []
+            if not self._inside:
+                return [Content(held)]
+            held = held.strip("\n")
+            return [Reasoning(held)] if held else []
+        if self._state != self._reasoning:
+            return []
+        text = "\n" * self._breaks + held
+        self._breaks = 0
+        return [Reasoning(text)] if text.strip("\n") else []
+
+    def _start(self, text: str, out: list[Piece]) -> str:
+        """White space and the opening tag, or not."""
+        held = self._held + text[: _MAX_SPACE + len(self._tags.open)]
+        bare = held.lstrip(_SPACE)
+        known = min(len(bare), len(self._tags.open))
+        space = len(held) - len(bare)
+        rest = text[len(held) - len(self._held) :]
+        if space <= _MAX_SPACE and bare[:known] == self._tags.open[:known]:
+            if known < len(self._tags.open):
+                self._held = held
+                return rest
+            self._held = ""
+            self._state = self._reasoning
+            return bare[known:] + rest
+        self._held = ""
+        if self._inside:
+            self._state = self._reasoning
+        else:
+            self._state = self._content
+            self._begun = True  # nothing was cut off before it: it stays as it is
+        return held + rest
+
+    def _reasoning(self, text: str, out: list[Piece]) -> str:
+        text = self._held + text
+        self._held = ""
+        end = text.find(self._tags.close)
+        if end >= 0:
+            rest = text[end + len(self._tags.close) :]
+            self._think(text[:end], out)
+            self._state = self._content
+            self._begun = False
+            return rest
+        close = self._tags.close
+        for size in range(min(len(close) - 1, len(text)), 0, -1):
+            if close.startswith(text[-size:]):
+                self._held = text[-size:]
+                text = text[:-size]
+                break
+        self._think(text, out)
+        return ""
+
+    def _think(self, text: str, out: list[Piece]) -> None:
+        if not self._begun:
+            text = text.lstrip("\n")
+        if not text:
+            return
+        self._begun = True
+        bare = text.rstrip("\n")
+        if bare:
+            out.append(Reasoning("\n" * self._breaks + bare))
+            self._breaks = 0
+        self._breaks += len(text) - len(bare)
+
+    def _content(self, text: str, out: list[Piece]) -> str:
+        if not self._begun:
+            text = text.lstrip("\n")
+        if text:
+            self._begun = True
+            out.append(Content(text))
+        return ""

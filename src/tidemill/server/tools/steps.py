@@ -1,0 +1,81 @@
+"""The parts that grammars of tool calls are made of.
+
+A grammar is a generator that is sent the text after a call's opening marker, one character at a
+time: ``char = yield``. "" is the end of the text. It returns when the call's text is complete, and
+raises NotACall at the first character that shows that it is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, str, T]
+
+SPACE = frozenset(" \t\r\n")
+
+
+class NotACall(Exception):
+    """The text is no call, or none any more. ``read``: how many of the characters that were read
+    last are not part of it and are to be looked at anew, as they may begin one."""
+
+    def __init__(self, read: str = "") -> None:
+        super().__init__(read)
+        self.read = len(read)
+
+
+def skip_space() -> Steps[str]:
+    """The first character that is no white space."""
+    while (char := (yield)) in SPACE:
+        pass
+    return char
+
+
+def expect(literal: str, first: str | None = None) -> Steps[None]:
+    """Read exactly ``literal``. ``first`` is a character of it that has been read."""
+    for position, wanted in enumerate(literal):
+        char = (yield) if first is None else first
+        first = None
+        if char != wanted:
+            raise NotACall(literal[:position] + char)
+
+
+def closing(literal: str, first: str | None = None) -> Steps[bool]:
+    """Read ``literal`` where the end of the text is as good: nothing but it could follow.
+
+    Gives whether it was there, and False if the text has ended.
+    """
+    for position, wanted in enumerate(literal):
+        char = (yield) if first is None else first
+        first = None
+        if not char:
+            return False
+        if char != wanted:
+            raise NotACall(literal[:position] + char)
+    return True
+
+
+def one_of(words: Collection[str], end: str, first: str | None = None) -> Steps[str]:
+    """Read one of ``words`` and the character ``end`` behind it."""
+    word = ""
+    while True:
+        char = (yield) if first is None else first
+        first = None
+        if char == end and word in words:
+            return word
+        word += char
+        if not char or not any(w.startswith(word) for w in words):
+            raise NotACall(char)
+
+
+def read_until(literal: str) -> Steps[str]:
+    """The text before ``literal``, which is read too."""
+    last = literal[-1]
+    size = len(literal)
+    text: list[str] = []
+    while char := (yield):
+        text.append(char)
+        if char == last and "".join(text[-size:]) == literal:
+            return "".join(text[:-size])
+    raise NotACall
