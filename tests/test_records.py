@@ -50,7 +50,27 @@ def define(dataclass: Any) -> dict[str, Any]:
     class Arrays:
         values: Any
 
-    return {c.__name__: c for c in (Point, Counter, Even, Nothing, Arrays)}
+    @dataclass(frozen=True, slots=True, eq=False)
+    class Same:
+        x: int
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Options:
+        x: int
+        y: int = 2
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class MoreOptions(Options):
+        z: int
+
+    @dataclass(slots=True)
+    class Mixed:
+        x: int = 1
+        y: int = dataclasses.field(kw_only=True)
+        z: int = 3
+
+    kinds = (Point, Counter, Even, Nothing, Arrays, Same, Options, MoreOptions, Mixed)
+    return {c.__name__: c for c in kinds}
 
 
 BOTH = pytest.mark.parametrize(
@@ -145,19 +165,44 @@ def test_the_signature_is_known_once_an_object_was_made() -> None:
     assert list(inspect.signature(Pickled).parameters) == ["x", "y"]
 
 
+@BOTH
+def test_compared_by_identity(kinds: dict[str, Any]) -> None:
+    a, b = kinds["Same"](1), kinds["Same"](1)
+    assert a != b
+    assert a == a
+    assert {a: 1, b: 2}[b] == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.x = 2
+
+
+@BOTH
+def test_keyword_only(kinds: dict[str, Any]) -> None:
+    more = kinds["MoreOptions"](z=3, x=1)
+    assert (more.x, more.y, more.z) == (1, 2, 3)
+    assert more == kinds["MoreOptions"](x=1, y=2, z=3)
+    assert dataclasses.replace(more, y=5).y == 5
+    assert kinds["MoreOptions"].__match_args__ == ()
+    for _ in range(2):
+        with pytest.raises(TypeError, match="positional argument"):
+            kinds["Options"](2)
+        with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'x'"):
+            kinds["Options"](y=2)
+    mixed = kinds["Mixed"](4, 5, y=6)
+    assert (mixed.x, mixed.y, mixed.z) == (4, 6, 5)
+    assert repr(mixed).endswith("Mixed(x=4, y=6, z=5)")
+
+
 def test_other_options_are_the_librarys() -> None:
-    @records.dataclass(frozen=True, slots=True, kw_only=True)
-    class Options:
+    @records.dataclass(frozen=True, slots=True, order=True)
+    class Ordered:
         x: int = 1
 
-    assert Options(x=2).x == 2
-    with pytest.raises(TypeError):
-        Options(2)  # type: ignore[misc]
+    assert Ordered(2) > Ordered()
 
 
 def test_what_is_not_supported_is_refused() -> None:
-    with pytest.raises(TypeError, match="keyword-only"):
+    with pytest.raises(TypeError, match="no argument"):
 
         @records.dataclass(frozen=True, slots=True)
-        class Mixed:
-            x: int = dataclasses.field(kw_only=True)
+        class Computed:
+            x: int = dataclasses.field(init=False)

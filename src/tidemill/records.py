@@ -16,27 +16,30 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
 
-    def dataclass(cls=None, /, *, frozen=False, slots=False, **options):
+    def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, kw_only=False, **options):
         """See ``dataclasses.dataclass``."""
 
         def decorate(cls):
             if not slots or options:
-                return dataclasses.dataclass(frozen=frozen, slots=slots, **options)(cls)
-            return _define(cls, frozen)
+                options.update(frozen=frozen, slots=slots, eq=eq, kw_only=kw_only)
+                return dataclasses.dataclass(**options)(cls)
+            return _define(cls, frozen, eq, kw_only)
 
         return decorate if cls is None else decorate(cls)
 
 
-def _define(cls: Any, frozen: bool) -> Any:
+def _define(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = set(cls.__dict__)
     if cls.__doc__ is None:
         cls.__doc__ = cls.__name__  # or the library would look for a signature
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
+    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
     fields = dataclasses.fields(cls)
-    if any(field.kw_only or not field.init for field in fields) or any(
+    if not all(field.init for field in fields) or any(
         "InitVar" in str(kind) for kind in cls.__annotations__.values()
     ):
-        raise TypeError(f"{cls.__name__}: use dataclasses.dataclass for keyword-only fields")
+        raise TypeError(
+            f"{cls.__name__}: use dataclasses.dataclass for fields that are no argument"
+        )
     compared = tuple(field.name for field in fields if field.compare)
     shown = tuple(field.name for field in fields if field.repr)
 
@@ -58,12 +61,15 @@ def _define(cls: Any, frozen: bool) -> Any:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
         return f"{self.__class__.__qualname__}({values})"
 
-    methods: dict[str, Any] = {"__init__": __init__, "__eq__": __eq__, "__repr__": __repr__}
+    methods: dict[str, Any] = {"__init__": __init__, "__repr__": __repr__}
     if frozen:
-        methods["__hash__"] = __hash__
         methods |= _FROZEN
-    elif "__eq__" not in own:
-        methods["__hash__"] = None
+    if eq:
+        methods["__eq__"] = __eq__
+        if frozen:
+            methods["__hash__"] = __hash__
+        elif "__eq__" not in own:
+            methods["__hash__"] = None
     for name, method in methods.items():
         if name not in own:
             setattr(cls, name, method)
@@ -73,25 +79,29 @@ def _define(cls: Any, frozen: bool) -> Any:
 def _make_init(cls: Any, fields: tuple[dataclasses.Field[Any], ...], frozen: bool) -> Any:
     """``__init__`` with the fields as arguments, as the library writes it."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
-    arguments, body = [], []
+    arguments: list[str] = []
+    keywords: list[str] = []
+    body = []
     for i, field in enumerate(fields):
+        to = keywords if field.kw_only else arguments
         value = field.name
         if field.default is not dataclasses.MISSING:
             scope[f"_default{i}"] = field.default
-            arguments.append(f"{field.name}=_default{i}")
+            to.append(f"{field.name}=_default{i}")
         elif field.default_factory is not dataclasses.MISSING:
             scope[f"_make{i}"] = field.default_factory
-            arguments.append(f"{field.name}=_missing")
+            to.append(f"{field.name}=_missing")
             value = f"_make{i}() if {field.name} is _missing else {field.name}"
         else:
-            arguments.append(field.name)
+            to.append(field.name)
         body.append(
             f"_set(self, {field.name!r}, {value})" if frozen else f"self.{field.name} = {value}"
         )
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     lines = "\n ".join(body) or "pass"
-    exec(f"def __init__({', '.join(['self', *arguments])}):\n {lines}\n", scope)
+    given = ", ".join(["self", *arguments, *(["*", *keywords] if keywords else [])])
+    exec(f"def __init__({given}):\n {lines}\n", scope)
     init = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     return init

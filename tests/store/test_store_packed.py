@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -85,8 +84,7 @@ def test_a_file_over_the_limit_is_not_written(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_disk_that_is_nearly_full_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     write(1)
-    usage = shutil._ntuple_diskusage(10**12, 10**12 - 10**9, 10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(packed, "_disk", lambda: (10**12, 10**9))
     monkeypatch.setattr(packed, "_KEEP_FREE", 2 * 10**9)
     with pytest.raises(OSError, match="would be left free"):
         write(2)
@@ -140,8 +138,7 @@ def test_limits_that_are_none(text: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_default_limit_is_a_share_of_a_small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     for total, limit in ((10**12, 20 * 10**9), (8 * 10**9, 800 * 10**6)):
-        usage = shutil._ntuple_diskusage(total, 0, total)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        monkeypatch.setattr(packed, "_disk", lambda total=total: (total, total))
         assert store.packed_limit() == limit
 
 

@@ -17,6 +17,7 @@ from tidemill.cli.options import (
     pick,
     sampling_options,
     sampling_params,
+    spare_blas_threads,
     speculation_options,
     system_option,
     template_option,
@@ -45,6 +46,7 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
     Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D leaves. Without
     a terminal, each line of stdin is a message, and a block of lines between triple quotes is one.
     """
+    spare_blas_threads(options["backend"])
     from tidemill.cli.conversation import Conversation
     from tidemill.cli.progress import LoadProgress
     from tidemill.llm import LLM

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,8 @@ def _is_drawn() -> bool:
 
 def _rewrite_line(text: str = "") -> None:
     """Replace the terminal's line; a longer text is cut, as a wrapped line cannot be rewritten."""
+    import shutil
+
     sys.stderr.write(_CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
     sys.stderr.flush()
 

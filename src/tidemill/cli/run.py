@@ -18,6 +18,7 @@ from tidemill.cli.options import (
     read_text,
     sampling_options,
     sampling_params,
+    spare_blas_threads,
     speculation_options,
     system_option,
     template_option,
@@ -70,6 +71,7 @@ def run(
 
     from time import monotonic
 
+    spare_blas_threads(options["backend"])
     from tidemill.cli.answer import Answer, describe_speed
     from tidemill.cli.profile import report_text, steps_report, watch_steps
     from tidemill.cli.progress import LoadProgress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from pathlib import Path
 
 ROOT = Path("/")
@@ -54,6 +53,8 @@ def sysctl(name: str) -> str | None:
     """A value of macOS's ``sysctl``; None elsewhere."""
     if platform.system() != "Darwin":
         return None
+    import subprocess
+
     try:
         done = subprocess.run(
             ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True

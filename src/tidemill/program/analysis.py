@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from tidemill.program.ops import (
@@ -58,14 +60,26 @@ _WRITES: dict[type[Any], tuple[str, ...]] = {
 }
 
 
+def _getter(fields: tuple[str, ...]) -> Callable[[Any], tuple[ValueId, ...]]:
+    """The fields of an operation as a tuple; passes ask ten thousand times in a start."""
+    if len(fields) == 1:
+        get_one = attrgetter(fields[0])
+        return lambda op: (get_one(op),)
+    return attrgetter(*fields) if fields else lambda op: ()
+
+
+_GET_READS = {kind: _getter(fields) for kind, fields in _READS.items()}
+_GET_WRITES = {kind: _getter(fields) for kind, fields in _WRITES.items()}
+
+
 def reads(op: Op) -> tuple[ValueId, ...]:
     """The values that ``op`` reads."""
-    return tuple(getattr(op, field) for field in _READS[type(op)])
+    return _GET_READS[type(op)](op)
 
 
 def writes(op: Op) -> tuple[ValueId, ...]:
     """The values that ``op`` computes."""
-    return tuple(getattr(op, field) for field in _WRITES[type(op)])
+    return _GET_WRITES[type(op)](op)
 
 
 def weights_of(op: Op) -> tuple[str, ...]:
@@ -88,6 +102,18 @@ def weight_names(program: Program) -> frozenset[str]:
 
 def with_values(op: Op, rename: Callable[[ValueId], ValueId]) -> Op:
     """``op`` with every value id replaced by ``rename(id)``."""
-    fields: Iterable[str] = (*_READS[type(op)], *_WRITES[type(op)])
-    renamed: dict[str, Any] = {field: rename(getattr(op, field)) for field in fields}
-    return dataclasses.replace(op, **renamed)
+    kind: Any = type(op)
+    renamed: Op = kind(
+        *(
+            rename(getattr(op, field)) if is_value else getattr(op, field)
+            for field, is_value in _fields(kind)
+        )
+    )
+    return renamed
+
+
+@cache
+def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """The fields of an operation, and which of them are values."""
+    values = {*_READS[kind], *_WRITES[kind]}
+    return tuple((field.name, field.name in values) for field in dataclasses.fields(kind))

@@ -151,7 +151,8 @@ def drop_dead(program: Program) -> Program:
         program,
         ops=tuple(with_values(op, numbers.__getitem__) for op in reversed(kept)),
         values=tuple(
-            dataclasses.replace(program.values[old], id=new) for old, new in numbers.items()
+            Value(new, old.shape, old.rows, old.dtype)
+            for new, old in enumerate(program.values[value] for value in numbers)
         ),
         logits=numbers[program.logits],
         hidden=numbers[program.hidden],
@@ -197,10 +198,16 @@ def _replaced(
     program: Program, replacements: dict[ValueId, list[Op]], values: list[Value] | None = None
 ) -> Program:
     """The operation that writes value v gives way to ``replacements[v]``, at its place."""
+    if not replacements:
+        return program
     ops: list[Op] = []
     for op in program.ops:
-        new = next((replacements[v] for v in writes(op) if v in replacements), None)
-        ops.extend([op] if new is None else new)
+        for value in writes(op):
+            if value in replacements:
+                ops += replacements[value]
+                break
+        else:
+            ops.append(op)
     return dataclasses.replace(
         program, ops=tuple(ops), values=program.values if values is None else tuple(values)
     )

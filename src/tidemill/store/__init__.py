@@ -4,36 +4,74 @@
 >>> store.resolve("smollm2")  # downloaded on first use, then local
 """
 
-from tidemill.store.base import (
-    AmbiguousModelError,
-    CatalogueError,
-    DiskFullError,
-    DownloadError,
-    FileRecord,
-    IntegrityError,
-    InvalidNameError,
-    MissingDependencyError,
-    ModelNotFoundError,
-    OfflineError,
-    Progress,
-    ProgressEvent,
-    StoredModel,
-    StoreError,
-    format_bytes,
-)
-from tidemill.store.catalogue import DEFAULT_MODEL, CatalogueEntry, load_catalogue
-from tidemill.store.layout import home
-from tidemill.store.operations import (
-    is_offline,
-    list_models,
-    list_unfinished,
-    pull,
-    remove,
-    remove_packed_of,
-    resolve,
-)
-from tidemill.store.packed import PackedFile, list_packed, packed_limit, remove_packed
+from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.store.base import (
+        AmbiguousModelError,
+        CatalogueError,
+        DiskFullError,
+        DownloadError,
+        FileRecord,
+        IntegrityError,
+        InvalidNameError,
+        MissingDependencyError,
+        ModelNotFoundError,
+        OfflineError,
+        Progress,
+        ProgressEvent,
+        StoredModel,
+        StoreError,
+        format_bytes,
+    )
+    from tidemill.store.catalogue import DEFAULT_MODEL, CatalogueEntry, load_catalogue
+    from tidemill.store.layout import home
+    from tidemill.store.operations import (
+        is_offline,
+        list_models,
+        list_unfinished,
+        pull,
+        remove,
+        remove_packed_of,
+    )
+    from tidemill.store.packed import PackedFile, list_packed, packed_limit, remove_packed
+    from tidemill.store.resolution import resolve
+
+_HOMES = {
+    "AmbiguousModelError": "base",
+    "CatalogueEntry": "catalogue",
+    "CatalogueError": "base",
+    "DEFAULT_MODEL": "catalogue",
+    "DiskFullError": "base",
+    "DownloadError": "base",
+    "FileRecord": "base",
+    "IntegrityError": "base",
+    "InvalidNameError": "base",
+    "MissingDependencyError": "base",
+    "ModelNotFoundError": "base",
+    "OfflineError": "base",
+    "PackedFile": "packed",
+    "Progress": "base",
+    "ProgressEvent": "base",
+    "StoreError": "base",
+    "StoredModel": "base",
+    "format_bytes": "base",
+    "home": "layout",
+    "is_offline": "operations",
+    "list_models": "operations",
+    "list_packed": "packed",
+    "list_unfinished": "operations",
+    "load_catalogue": "catalogue",
+    "packed_limit": "packed",
+    "pull": "operations",
+    "remove": "operations",
+    "remove_packed": "packed",
+    "remove_packed_of": "operations",
+    "resolve": "resolution",
+}
 __all__ = [
     "DEFAULT_MODEL",
     "AmbiguousModelError",
@@ -66,3 +104,10 @@ __all__ = [
     "remove_packed_of",
     "resolve",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: to open a file that is here, nothing of downloads is needed.
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,6 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,8 @@ def load_catalogue() -> dict[str, CatalogueEntry]:
     Raises:
         CatalogueError: a catalogue file is unreadable or malformed.
     """
-    packaged = resources.files(__package__) / "catalogue.toml"
-    entries = parse_catalogue(packaged.read_text(encoding="utf-8"), "the packaged catalogue.toml")
+    packaged = Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8")
+    entries = parse_catalogue(packaged, "the packaged catalogue.toml")
     config = Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
     for path in (config / "tidemill" / "catalogue.toml", home() / "catalogue.toml"):
         try:

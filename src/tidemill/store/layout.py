@@ -18,8 +18,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +150,9 @@ def publish(finished: Path, folder: str) -> Path:
 
 def discard(folder: Path) -> None:
     """Remove ``folder`` so that it is never seen half removed: renamed first, then deleted."""
+    import shutil
+    import uuid
+
     trash = home() / "downloads" / f".trash-{uuid.uuid4().hex}"
     trash.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,5 @@
-"""From a model name to a verified local file: `resolve`, `pull`, `list_models`, `remove`."""
+"""What the store does with model names: `pull`, `list_models`, `remove`, and `resolve` where a name
+is no path."""
 
 from __future__ import annotations
 
@@ -66,26 +67,8 @@ class _Request:
         )
 
 
-def resolve(
-    name: str | os.PathLike[str],
-    *,
-    offline: bool | None = None,
-    progress: Progress | None = None,
-) -> Path:
-    """The local GGUF file or Hugging Face folder of a model, downloaded if it is not here yet.
-
-    Of a split GGUF it is the first file. A bare word is a catalogue name if the catalogue has it,
-    else a path; write ``./word`` for a path that has the name of a catalogue entry.
-
-    Args:
-        name: any form of `names.FORMS`.
-        offline: never use the network. None asks TIDEMILL_OFFLINE and HF_HUB_OFFLINE.
-        progress: called with a `ProgressEvent` now and then during a download.
-
-    Raises:
-        StoreError: a subclass that says what is wrong and what to do.
-    """
-    text = as_text(name)
+def stored_or_pulled(text: str, *, offline: bool | None, progress: Progress | None) -> Path:
+    """See ``resolve``."""
     catalogue = load_catalogue()
     if (path := local_path(text, catalogue)) is not None:
         return path
@@ -107,7 +90,7 @@ def pull(
     Args:
         name: a catalogue name or a URL form of `names.FORMS`; not a path.
         force: fetch again what is there; the old one is kept until the new one is complete.
-        offline, progress: as in `resolve`.
+        offline, progress: as in `resolution.resolve`.
 
     Raises:
         StoreError: a subclass that says what is wrong and what to do.

@@ -25,7 +25,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import stat
 import struct
 import time
@@ -130,10 +129,10 @@ def packed_limit() -> int:
     if text:
         return _parse_size(text)
     try:
-        disk = shutil.disk_usage(_existing(packed_folder())).total
+        total, _ = _disk()
     except OSError:
         return 0
-    return min(_DEFAULT_LIMIT, int(_DEFAULT_SHARE * disk))
+    return min(_DEFAULT_LIMIT, int(_DEFAULT_SHARE * total))
 
 
 def _parse_size(text: str) -> int:
@@ -393,8 +392,14 @@ def _entries() -> Iterator[Path]:
         return
 
 
+def _disk() -> tuple[int, int]:
+    """Bytes of the disk that packed files are on: in all, and free for us."""
+    status = os.statvfs(_existing(packed_folder()))
+    return status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail
+
+
 def _free() -> int:
-    return shutil.disk_usage(_existing(packed_folder())).free
+    return _disk()[1]
 
 
 def _existing(folder: Path) -> Path:

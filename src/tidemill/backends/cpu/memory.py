@@ -7,7 +7,7 @@ threads run through it at different speeds.
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tidemill.backends.cpu.instructions import (
@@ -94,21 +94,23 @@ def _place(
     sizes: dict[Memory, int], lifetimes: dict[Memory, tuple[int, int]]
 ) -> tuple[dict[Memory, int], int]:
     """Offsets by first fit, the largest first, and the bytes in all."""
-    placed: list[tuple[int, int, tuple[int, int]]] = []  # begin, end, lifetime
+    # (begin, end) of what is placed, by the instructions during which it lives.
+    taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     offsets: dict[Memory, int] = {}
+    total = 0
     for memory, size in sorted(sizes.items(), key=lambda item: -item[1]):
-        life = lifetimes[memory]
+        first, last = lifetimes[memory]
         at = 0
-        for begin, end, other in placed:
-            if other[1] < life[0] or life[1] < other[0]:
-                continue
+        for begin, end in sorted({place for i in range(first, last + 1) for place in taken[i]}):
             if at + size <= begin:
                 break
             at = max(at, end)
         stop = -(-(at + size) // _ALIGN) * _ALIGN
-        insort(placed, (at, stop, life))
+        for i in range(first, last + 1):
+            taken[i].append((at, stop))
         offsets[memory] = at
-    return offsets, max((end for _, end, _ in placed), default=0)
+        total = max(total, stop)
+    return offsets, total
 
 
 def _barriers(
