@@ -6,7 +6,8 @@ Keys are in a TOML file, as hashes; a key cannot be read back from it:
     name = "editor"
     sha256 = ["3f1c…"]            # of each key; `tidemill key new` makes them
     models = ["assistant"]        # default: all
-    priority = 0                  # smaller is served first
+    priority = 0                  # class: all of a smaller one is served first
+    weight = 1.0                  # share beside other tenants of the same class
 
 The file is read again when it changes. One that cannot be read then leaves the keys as they were,
 and the log says so.
@@ -36,13 +37,14 @@ KEY_PREFIX = "tm-"
 
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Whoever has one of ``sha256``'s keys. ``models`` empty: all models."""
+    """Whoever has one of ``sha256``'s keys. ``models`` empty: all models. ``priority`` and
+    ``weight``: see fairness.py."""
 
     name: str
     sha256: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
-    admin: bool = False
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
 
     def __post_init__(self) -> None:
         for digest in self.sha256:
@@ -56,7 +58,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return not self.models or model in self.models
 
 
-ANYBODY = Tenant("anybody", admin=True)
+ANYBODY = Tenant("anybody")
 """Who everybody is where there are no keys."""
 
 

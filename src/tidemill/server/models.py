@@ -13,13 +13,15 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
-from tidemill.engine.base import EngineStats, Request
+from tidemill.engine.base import EngineStats, Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.admission import Admission
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable
 from tidemill.server.prompting import Prompting
@@ -29,17 +31,33 @@ log = logging.getLogger("tidemill.server")
 
 # Seconds before a worker that died is started again: at once, then longer and longer.
 _RESTART_DELAYS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_WORKER_QUEUE = 1 << 16  # sequences; what may wait is decided in front of it
 _STABLE_SECONDS = 60.0  # a worker that lived that long starts the delays anew
 
 OnStage = Callable[[str, str, float], None]
 """Told (model, stage, how much of it is done) while models load."""
 
 
-class LoadedModel:
-    """A model with its worker."""
+class Meter(Protocol):
+    """Told what a request is given."""
 
-    def __init__(self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess) -> None:
+    def prompt(self, tokens: int) -> None:
+        """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
+
+    def output(self, tokens: int, gap: float | None) -> None:
+        """So many tokens more, ``gap`` seconds after the ones before; None for the first."""
+
+
+class LoadedModel:
+    """A model with its worker, and the queue in front of it."""
+
+    def __init__(
+        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int
+    ) -> None:
         self.config = config
+        # A few more than run at once: the engine finds the next ones without asking.
+        ahead = max(1, config.max_sequences // 8)
+        self.admission = Admission(config.max_sequences + ahead, max_waiting)
         self.opened = opened
         self.worker = worker
         self.prompting = Prompting(opened, config.chat_template)
@@ -71,7 +89,7 @@ class LoadedModel:
         priority: int,
         salt: str,
         seconds: float,
-        on_token: Callable[[float], None],
+        meter: Meter,
     ) -> Generation:
         """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
         request = Request(
@@ -87,16 +105,13 @@ class LoadedModel:
             time.monotonic(),
         )  # fmt: skip
         mailbox = await self.worker.submit(request)
-        return Generation(
-            self.worker, request, mailbox, builder, seconds=seconds, on_token=on_token
-        )
+        return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
 
 class Generation:
     """The answer to one request as it comes. Leaving it early needs ``aclose``.
 
-    ``on_token`` is told the seconds between two tokens. After ``seconds`` the request is ended,
-    with an error.
+    After ``seconds`` the request is ended, with an error.
     """
 
     def __init__(
@@ -107,12 +122,12 @@ class Generation:
         builder: OutputBuilder,
         *,
         seconds: float,
-        on_token: Callable[[float], None],
+        meter: Meter,
     ) -> None:
         self.builder = builder
         self._worker = worker
         self._events = worker.events(request, mailbox)
-        self._on_token = on_token
+        self._meter = meter
         self._seconds = seconds
         self._late = False
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
@@ -154,12 +169,15 @@ class Generation:
         self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
 
     def _push(self, batches: Batches) -> None:
-        times = self.builder.output.metrics
+        output = self.builder.output
+        times = output.metrics
         for events, now in batches:
-            before = times.last_token_time
+            done, before = times.prompt_done_time, times.last_token_time
             self.builder.push(events, now)
-            if before is not None and times.last_token_time == now:
-                self._on_token(now - before)
+            if done is None and times.prompt_done_time is not None:
+                self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
+            if tokens := sum(isinstance(event, TokenEvent) for event in events):
+                self._meter.output(tokens, None if before is None else now - before)
 
 
 class Entry:
@@ -243,11 +261,15 @@ class Models:
             await asyncio.shield(self._load(entry))
 
     def stats(self) -> dict[str, tuple[EngineStats, int]]:
-        """The engines' latest statistics, and their KV blocks, by model."""
+        """The engines' latest statistics, with what waits in front of them, and their KV blocks,
+        by model."""
         return {
-            e.config.name: (e.model.worker.stats, e.model.worker.info["kv_blocks"])
-            for e in self
-            if e.model is not None
+            name: (
+                replace(m.worker.stats, waiting=m.worker.stats.waiting + m.admission.waiting),
+                m.worker.info["kv_blocks"],
+            )
+            for name, m in ((e.config.name, e.model) for e in self)
+            if m is not None
         }
 
     # ---- changing
@@ -360,13 +382,13 @@ class Models:
                 pre_tokenizer=config.pre_tokenizer,
                 offline=self._offline or None,
             )
-            options = {**config.load_options(), "max_waiting": self._max_waiting}
+            options = {**config.load_options(), "max_waiting": _WORKER_QUEUE}
             worker = await WorkerProcess.start(opened.path, options, on_stage)
         except (OSError, MemoryError, ValueError) as error:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
-            return LoadedModel(config, opened, worker)
+            return LoadedModel(config, opened, worker, self._max_waiting)
         except BaseException:
             await worker.close()
             raise

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
@@ -50,14 +52,28 @@ class Service:
         priority: int,
         salt: str,
     ) -> AsyncIterator[list[Generation]]:
-        """A generation for each prompt, accepted all or none; all are dropped at the end."""
+        """A generation for each prompt, all of them when it is this request's turn, accepted all
+        or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
+        name, tenant = model.config.name, exchange.tenant
+        deadline = exchange.started + self.config.request_seconds
+        sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    grant = await stack.enter_async_context(
+                        model.admission.slot(tenant, sequences, priority)
+                    )
+            except TimeoutError:
+                raise ApiError(
+                    504, f"it was not this request's turn within {self.config.request_seconds:g} s",
+                    code="deadline_exceeded", kind="timeout_error",
+                ) from None  # fmt: skip
             begun: list[Generation] = []
             for prompt in prompts:
                 generation = await model.generate(
-                    uuid.uuid4().hex, prompt, params, priority=exchange.tenant.priority + priority,
-                    salt=salt, seconds=self.config.request_seconds,
-                    on_token=partial(self.metrics.token, model.config.name),
+                    uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
+                    salt=salt, seconds=deadline - time.monotonic(),
+                    meter=_Meter(self.metrics, name, grant),
                 )  # fmt: skip
                 stack.push_async_callback(generation.aclose)
                 begun.append(generation)
@@ -65,4 +81,21 @@ class Service:
                 yield begun
             finally:
                 for generation in begun:
-                    self.metrics.observe(model.config.name, generation.builder.output)
+                    self.metrics.observe(name, generation.builder.output)
+
+
+class _Meter:
+    """What a request is given, for its tenant's account and the metrics."""
+
+    def __init__(self, metrics: Metrics, model: str, grant: Grant) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._grant = grant
+
+    def prompt(self, tokens: int) -> None:
+        self._grant.prompt(tokens)
+
+    def output(self, tokens: int, gap: float | None) -> None:
+        self._grant.output(tokens)
+        if gap is not None:
+            self._metrics.token(self._model, gap)

@@ -1,0 +1,125 @@
+"""The queue in front of a model: how many requests run, who is next, who is refused.
+
+The engine has a queue of its own; it is kept short, so that the order is decided here, as late as
+possible, when it is known what each tenant has been served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tidemill.engine.errors import QueueFullError
+from tidemill.server.fairness import OUTPUT_COST, PROMPT_COST, FairQueue, Ticket
+from tidemill.server.keys import Tenant
+
+PATIENCE = 30.0
+"""Seconds after which what waits is served before more urgent classes."""
+_RATE_WINDOW = 64  # ends of requests over which the speed of the queue is measured
+
+
+class Overloaded(QueueFullError):
+    """The queue is full; ``retry_after`` seconds from now there may be room."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Grant:
+    """The right to run a request, which is told what the request costs."""
+
+    def __init__(self, queue: FairQueue, tenant: str) -> None:
+        self._queue = queue
+        self._tenant = tenant
+
+    def prompt(self, tokens: int) -> None:
+        self._queue.charge(self._tenant, PROMPT_COST * tokens)
+
+    def output(self, tokens: int) -> None:
+        self._queue.charge(self._tenant, OUTPUT_COST * tokens)
+
+
+class Admission:
+    """Lets requests of ``capacity`` sequences together run; at most ``max_waiting`` wait."""
+
+    def __init__(self, capacity: int, max_waiting: int, patience: float = PATIENCE) -> None:
+        self.capacity = capacity
+        self.max_waiting = max_waiting
+        self.running = 0
+        self._queue = FairQueue(patience)
+        self._calls: dict[Ticket, asyncio.Future[None]] = {}
+        self._ends: deque[float] = deque(maxlen=_RATE_WINDOW)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @asynccontextmanager
+    async def slot(self, tenant: Tenant, size: int, priority: int = 0) -> AsyncIterator[Grant]:
+        """Wait for the turn of a request of ``size`` sequences, and hold its place. Raises
+        Overloaded at once if the queue is full, or later if it has to give way to others."""
+        size = min(size, self.capacity)
+        ticket = Ticket(tenant.name, tenant.priority + priority, size, time.monotonic())
+        self._make_room(ticket)
+        self._queue.add(ticket, tenant.weight)
+        call = self._calls[ticket] = asyncio.get_running_loop().create_future()
+        self._call_next()
+        try:
+            await call
+        except BaseException:
+            if self._calls.pop(ticket, None) is not None:
+                self._queue.remove(ticket)
+            elif call.done() and not call.cancelled() and call.exception() is None:
+                self._end(ticket)  # it was called just as it was cancelled
+            self._call_next()
+            raise
+        try:
+            yield Grant(self._queue, tenant.name)
+        finally:
+            self._end(ticket)
+            self._call_next()
+
+    def retry_after(self) -> float:
+        """Seconds until what waits now will have been served, by the speed of late."""
+        if len(self._ends) < 2 or self._ends[-1] == self._ends[0]:
+            return 1.0
+        rate = (len(self._ends) - 1) / (self._ends[-1] - self._ends[0])
+        return min(max(1.0, len(self._queue) / rate), 600.0)
+
+    def _make_room(self, ticket: Ticket) -> None:
+        if len(self._queue) < self.max_waiting or self._fits(ticket):
+            return
+        victim = self._queue.newest_of_largest(ticket.tenant)
+        if victim is None:
+            raise self._overloaded()
+        self._queue.remove(victim)
+        self._calls.pop(victim).set_exception(self._overloaded())
+
+    def _overloaded(self) -> Overloaded:
+        return Overloaded(
+            f"{len(self._queue)} requests are waiting already; try again later", self.retry_after()
+        )
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return not len(self._queue) and self.running + ticket.size <= self.capacity
+
+    def _call_next(self) -> None:
+        while (ticket := self._queue.next(time.monotonic())) is not None:
+            if self.running + ticket.size > self.capacity:
+                return
+            self._queue.start(ticket)
+            self.running += ticket.size
+            call = self._calls.pop(ticket)
+            if call.done():  # cancelled, and not yet told
+                self._end(ticket)
+            else:
+                call.set_result(None)
+
+    def _end(self, ticket: Ticket) -> None:
+        self.running -= ticket.size
+        self._ends.append(time.monotonic())
+        self._queue.end(ticket)

@@ -1,0 +1,55 @@
+"""Tenants side by side on a real server: a flood of one does not keep another waiting."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from support.serving import serving, until
+from tidemill.server.keys import digest_of
+
+BODY: dict[str, Any] = {
+    "model": "tiny", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 300,
+    "ignore_eos": True, "n": 4,
+}  # fmt: skip
+
+
+def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
+            for name in ("flood", "modest")
+        )
+    )
+    with serving(
+        str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "4",
+        "--api-key-file", str(keys),
+    ) as server:  # fmt: skip
+        order: list[str] = []
+
+        def ask(tenant: str) -> None:
+            headers = {"Authorization": f"Bearer {tenant}"}
+            status, _, _ = server.request("POST", "/v1/chat/completions", BODY, headers)
+            assert status == 200
+            order.append(tenant)
+
+        def metric(name: str) -> float:
+            text = server.request("GET", "/metrics", None, {"x-api-key": "flood"})[2].decode()
+            return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith(name))
+
+        flood = [threading.Thread(target=ask, args=["flood"]) for _ in range(16)]
+        for thread in flood:
+            thread.start()
+        until(lambda: metric("vllm:num_requests_waiting{") >= 8)
+        modest = [threading.Thread(target=ask, args=["modest"]) for _ in range(3)]
+        for thread in modest:
+            thread.start()
+        for thread in (*flood, *modest):
+            thread.join()
+        # One that ran already and one in turn for each of theirs, not the whole flood.
+        assert order.count("flood") == 16
+        last = max(i for i, tenant in enumerate(order) if tenant == "modest")
+        before = order[:last].count("flood")
+        assert before < 16 - 4
