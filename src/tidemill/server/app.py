@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
 from tidemill import __version__
+from tidemill.server import web
 from tidemill.server.errors import ApiError, api_error
 from tidemill.server.http import ClientGone, Exchange, Receive, Scope, Send
 from tidemill.server.keys import ANYBODY, Keys, Tenant
@@ -54,6 +55,8 @@ class App:
                 self._route("GET", "/health/live", _live, open=True),
                 self._route("GET", "/health/ready", _ready, open=True),
                 self._route("GET", "/version", _version, open=True),
+                self._route("GET", "/", web.page, open=True),
+                self._route("GET", "/web/{name:path}", web.asset, open=True),
             ],
             default=_Endpoint(self, "unknown", _unknown, open=True),
         )

@@ -128,9 +128,10 @@ class Exchange:
         self, body: bytes, content_type: str, status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        await self._begin(
-            status, {"content-type": content_type, "content-length": str(len(body))}, headers
-        )
+        about = {"content-type": content_type}
+        if status != 304:  # whose length would be that of the body it spares
+            about["content-length"] = str(len(body))
+        await self._begin(status, about, headers)
         await self._send({"type": "http.response.body", "body": body})
 
     async def events(self, events: AsyncIterator[bytes]) -> None:

@@ -1,0 +1,89 @@
+"""The web page at ``/``: static files, kept in memory, that use the API as any client does.
+
+Only files of this folder with a type below are served, by exact name: a path is looked up, never
+opened. They are revalidated on every use, so that a page and its scripts are of one version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+from tidemill.server.errors import ApiError
+from tidemill.server.http import Exchange
+from tidemill.server.service import Service
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+# What models write is shown on this page. Should it ever come to be markup: it could load nothing,
+# run nothing and send nothing elsewhere. Trusted types forbid making markup from text at all.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+        "img-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'", "trusted-types 'none'",
+    )
+)  # fmt: skip
+
+_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class _File(NamedTuple):
+    content: bytes
+    type: str
+    etag: str
+
+
+@cache
+def _files() -> dict[str, _File]:
+    found = {}
+    for entry in resources.files(__package__).iterdir():
+        kind = _TYPES.get("." + entry.name.rpartition(".")[2])
+        if kind is not None and entry.is_file():
+            content = entry.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+            found[entry.name] = _File(content, kind, tag)
+    return found
+
+
+async def page(service: Service, exchange: Exchange) -> None:
+    """``GET /``."""
+    await _send(exchange, _files()["index.html"])
+
+
+async def asset(service: Service, exchange: Exchange) -> None:
+    """``GET /web/NAME``. Raises ApiError 404."""
+    file = _files().get(exchange.scope["path_params"]["name"])
+    if file is None:
+        raise ApiError(404, f"there is nothing at {exchange.path}", code="not_found")
+    await _send(exchange, file)
+
+
+async def _send(exchange: Exchange, file: _File) -> None:
+    headers = {**_HEADERS, "etag": file.etag}
+    if _matches(exchange.header(b"if-none-match"), file.etag):
+        await exchange.send_body(b"", file.type, 304, headers)
+    else:
+        await exchange.send_body(file.content, file.type, 200, headers)
+
+
+def _matches(given: str | None, etag: str) -> bool:
+    """``If-None-Match`` compares weakly: a proxy that compresses may have made the tag a weak
+    one."""
+    if given is None:
+        return False
+    tags = {tag.strip().removeprefix("W/") for tag in given.split(",")}
+    return etag in tags or "*" in tags
