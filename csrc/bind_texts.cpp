@@ -155,15 +155,14 @@ void bind_texts(nb::module_& m) {
            },
            nb::arg("text"), nb::arg("default") = nb::none())
       .def("items", &items, "Every text that is not empty with its number, as a list.")
+      .def("merges_are_plain",
+           [](const TextIndex& self, const BoundTexts& merges,
+              const std::vector<std::uint32_t>& excluded) {
+             return self.merges_are_plain(merges.texts, excluded);
+           },
+           nb::arg("merges"), nb::arg("excluded"),
+           "Whether each merge (\"left right\") joins two texts to a third, none of them of a "
+           "number in `excluded`.")
       .def_prop_ro("twice", &TextIndex::twice,
                    "Two numbers of the same text, None if there are none.");
-
-  m.def("merges_are_plain",
-        [](const TextIndex& index, const BoundTexts& merges,
-           const std::vector<std::uint32_t>& excluded) {
-          return tidemill::merges_are_plain(index, merges.texts, excluded);
-        },
-        nb::arg("index"), nb::arg("merges"), nb::arg("excluded"),
-        "Whether each merge (\"left right\") joins two texts of the index to a third, none of them "
-        "of a number in `excluded`.");
 }

@@ -156,24 +156,47 @@ std::optional<std::uint32_t> TextIndex::find(std::string_view text) const {
   return slot.number;
 }
 
-bool merges_are_plain(const TextIndex& index, const Texts& merges,
-                      const std::vector<std::uint32_t>& excluded) {
-  std::vector<bool> special(index.texts().size());
+bool TextIndex::merges_are_plain(const Texts& merges,
+                                 const std::vector<std::uint32_t>& excluded) const {
+  std::vector<bool> special(texts_.size());
   for (const std::uint32_t i : excluded) special.at(i) = true;
-  const auto is_plain = [&](std::string_view text) {
-    const auto found = index.find(text);
-    return found && !special[*found];
+  const auto is_plain = [&](std::uint32_t found) { return found != none && !special[found]; };
+
+  struct Parts {
+    std::string_view left, right;
+    std::uint32_t left_hash, right_hash;
   };
+  constexpr std::size_t ahead = 16;  // as in the constructor
+  Parts coming[ahead] = {};
   std::string joined;
-  for (std::size_t i = 0; i < merges.size(); ++i) {
-    const std::string_view merge = merges[i];
-    const std::size_t space = merge.find(' ');
-    if (space == merge.npos || merge.find(' ', space + 1) != merge.npos) return false;
-    joined.assign(merge.substr(0, space)).append(merge.substr(space + 1));
-    if (!is_plain(merge.substr(0, space)) || !is_plain(merge.substr(space + 1)) ||
-        !is_plain(joined)) {
+  std::size_t guess = 0;  // merges usually stand in the order of the tokens that they make
+  for (std::size_t next = 0; next < merges.size() + ahead; ++next) {
+    const Parts parts = coming[next % ahead];
+    if (next < merges.size()) {
+      const std::string_view merge = merges[next];
+      const std::size_t space = merge.find(' ');
+      if (space == merge.npos || merge.find(' ', space + 1) != merge.npos) return false;
+      Parts& added = coming[next % ahead];
+      added.left = merge.substr(0, space);
+      added.right = merge.substr(space + 1);
+      added.left_hash = hash_of(added.left);
+      added.right_hash = hash_of(added.right);
+      __builtin_prefetch(&slots_[added.left_hash & (slots_.size() - 1)]);
+      __builtin_prefetch(&slots_[added.right_hash & (slots_.size() - 1)]);
+    }
+    if (next < ahead) continue;
+    if (!is_plain(slots_[slot_of(parts.left, parts.left_hash)].number) ||
+        !is_plain(slots_[slot_of(parts.right, parts.right_hash)].number)) {
       return false;
     }
+    const std::string_view guessed = guess < texts_.size() ? texts_[guess] : std::string_view{};
+    if (guessed.size() != parts.left.size() + parts.right.size() ||
+        !guessed.starts_with(parts.left) || !guessed.ends_with(parts.right)) {
+      joined.assign(parts.left).append(parts.right);
+      guess = slots_[slot_of(joined, hash_of(joined))].number;
+    }
+    if (!is_plain(static_cast<std::uint32_t>(guess))) return false;
+    ++guess;
   }
   return true;
 }

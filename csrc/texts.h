@@ -58,6 +58,10 @@ class TextIndex {
   // Two numbers with the same text, if there are any.
   std::optional<std::pair<std::uint32_t, std::uint32_t>> twice() const { return twice_; }
 
+  // Whether each of `merges` ("left right") joins two texts to a third, and none of the three has a
+  // number in `excluded`.
+  bool merges_are_plain(const Texts& merges, const std::vector<std::uint32_t>& excluded) const;
+
  private:
   struct Slot {
     std::uint32_t hash, number;
@@ -72,10 +76,5 @@ class TextIndex {
   std::size_t size_ = 0;
   std::optional<std::pair<std::uint32_t, std::uint32_t>> twice_;
 };
-
-// Whether each of `merges` ("left right") joins two texts to a third, and none of the three has a
-// number in `excluded`.
-bool merges_are_plain(const TextIndex& index, const Texts& merges,
-                      const std::vector<std::uint32_t>& excluded);
 
 }  // namespace tidemill

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidemill._native import TextIndex, Texts, merges_are_plain, read_gguf_strings
+from tidemill._native import TextIndex, Texts, read_gguf_strings
 
 SOME = ["", "a", "é", "漢字", "\U0001f600", "a" * 300, "12345678", "\0", "", "\udcff\udc80"]
 # What is UTF-8 and what is not, around every border of its ranges.
@@ -153,15 +153,15 @@ class TestMerges:
 
     @pytest.mark.parametrize("merges", [[], ["a b"], ["a b", "ab c", "a é"]])
     def test_plain(self, merges: list[str]) -> None:
-        assert merges_are_plain(self.TOKENS, Texts(merges), [5])
+        assert self.TOKENS.merges_are_plain(Texts(merges), [5])
 
     @pytest.mark.parametrize(
         "merge", ["", " ", "a", "ab", "a  b", "a b ", " a b", "a b c", "a c", "x a", "a x", " ab"]
     )
     def test_not_plain(self, merge: str) -> None:
-        assert not merges_are_plain(self.TOKENS, Texts(["a b", merge]), [])
+        assert not self.TOKENS.merges_are_plain(Texts(["a b", merge]), [])
 
     @pytest.mark.parametrize("excluded", [0, 1, 2])
     def test_excluded(self, excluded: int) -> None:
-        assert merges_are_plain(self.TOKENS, Texts(["a b"]), [3])
-        assert not merges_are_plain(self.TOKENS, Texts(["a b"]), [3, excluded])
+        assert self.TOKENS.merges_are_plain(Texts(["a b"]), [3])
+        assert not self.TOKENS.merges_are_plain(Texts(["a b"]), [3, excluded])

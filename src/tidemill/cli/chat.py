@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from tidemill.cli.options import (
-    ENGINE,
     MAX_TEXT,
-    SPECULATION,
     answer_context_option,
     engine_options,
-    pick,
     sampling_options,
     sampling_params,
-    spare_blas_threads,
     speculation_options,
     system_option,
     template_option,
@@ -46,24 +42,13 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
     Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer, Ctrl-D leaves. Without
     a terminal, each line of stdin is a message, and a block of lines between triple quotes is one.
     """
-    spare_blas_threads(options["backend"])
     from tidemill.cli.conversation import Conversation
-    from tidemill.cli.progress import LoadProgress
-    from tidemill.llm import LLM
+    from tidemill.cli.loading import load
 
     params = sampling_params(options)
     quiet = options["quiet"]
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with LoadProgress(model, quiet=quiet) as progress:
-        llm = LLM(
-            model,
-            **pick(options, ENGINE + SPECULATION),
-            max_sequences=1,
-            offline=options["offline"] or None,
-            progress=progress.on_download,
-            on_stage=progress.on_stage,
-        )
-    with llm:
+    with load(model, options) as llm:
         if not llm.core.has_chat_template and chat_template is None:
             chat_template = llm.core.fitting_template()
             if chat_template is None:

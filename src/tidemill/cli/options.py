@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
@@ -252,13 +251,6 @@ def sampling_params(options: dict[str, Any]) -> SamplingParams:
         return SamplingParams(**pick(options, SAMPLING))
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context(silent=True)) from None
-
-
-def spare_blas_threads(backend: str) -> None:
-    """To be called before NumPy is loaded, whose BLAS starts its threads with it: a tenth of a
-    start, for products that the cpu backend computes itself."""
-    if backend == "cpu":
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def pick(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

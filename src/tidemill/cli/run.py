@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import (
-    ENGINE,
-    SPECULATION,
     Text,
     answer_context_option,
     engine_options,
-    pick,
     read_text,
     sampling_options,
     sampling_params,
-    spare_blas_threads,
     speculation_options,
     system_option,
     template_option,
@@ -71,24 +67,14 @@ def run(
 
     from time import monotonic
 
-    spare_blas_threads(options["backend"])
     from tidemill.cli.answer import Answer, describe_speed
+    from tidemill.cli.loading import load
     from tidemill.cli.profile import report_text, steps_report, watch_steps
-    from tidemill.cli.progress import LoadProgress
-    from tidemill.llm import LLM, ContextLengthError
 
     params = sampling_params(options)
     started = monotonic()
     quiet = options["quiet"]
-    with LoadProgress(model, quiet=quiet) as progress:
-        llm = LLM(
-            model,
-            **pick(options, ENGINE + SPECULATION),
-            max_sequences=1,
-            offline=options["offline"] or None,
-            progress=progress.on_download,
-            on_stage=progress.on_stage,
-        )
+    llm = load(model, options)
     loaded = monotonic()
     with llm:
         if not quiet:
@@ -97,6 +83,8 @@ def run(
         watched = watch_steps(llm.core.compiled) if profile else nullcontext()
         # Its end drops the request, also when Ctrl-C or a closed pipe ends the loop.
         with watched as steps, closing(stream):
+            from tidemill.llm import ContextLengthError
+
             answer = Answer(None if as_json else sys.stdout)
             try:
                 for delta in stream:

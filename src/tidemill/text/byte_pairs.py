@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tidemill._native import TextIndex, Texts, merges_are_plain
+from tidemill._native import TextIndex, Texts
 from tidemill.text.ascii_words import AsciiSplitter
 from tidemill.text.errors import TokenizerError, library_errors
 from tidemill.text.pretokenizers import PreTokenizer
@@ -56,7 +56,7 @@ class ByteLevelEncoder:
         # Without fault, and without special tokens in it, the list means the same to everybody;
         # what anything else means is the library's to say.
         self._ranks: TextIndex | None = None
-        if merges_are_plain(self._ids, merges, list(special_ids)):
+        if self._ids.merges_are_plain(merges, list(special_ids)):
             self._ranks = TextIndex(merges)
 
     def encode(self, text: str) -> list[int]:
