@@ -17,7 +17,7 @@ help:
 	@echo "make test                          lint, types, import contracts and all tests"
 	@echo "make slow                          sanitizers and emulated arm64 (needs apt packages)"
 	@echo "make bench                         speed against llama.cpp in the same run"
-	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5]"
+	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5 MINUTES=...]"
 	@echo "                                   speed against every peer (hours; large downloads)"
 	@echo "make bench-ablations [ONLY=... ROUNDS=5]"
 	@echo "                                   what each technique buys (a quarter of an hour)"
@@ -82,10 +82,11 @@ arm64:
 ROUNDS ?= 5
 BENCH  := $(BIN)/python benchmarks/against_peers.py
 bench: dev models
-	$(BENCH) --peers llama.cpp --rounds 3 --work "[sg]*/prefill, [sg]*/decode*"
+	$(BENCH) --peers "llama.cpp llama.cpp-server" --rounds 3 --work "[sg]*/prefill, [sg]*/decode*"
 
 bench-peers: dev models
-	$(BENCH) --peers "$(PEERS)" --rounds $(ROUNDS) $(if $(WORK),--work "$(WORK)")
+	$(BENCH) --peers "$(PEERS)" --rounds $(ROUNDS) $(if $(WORK),--work "$(WORK)") \
+	  $(if $(MINUTES),--minutes $(MINUTES))
 
 bench-ablations: dev models
 	$(BIN)/python benchmarks/ablations.py --rounds $(ROUNDS) $(if $(ONLY),--only "$(ONLY)")

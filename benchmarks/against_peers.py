@@ -6,7 +6,7 @@
 Peers are made on first use, outside the tree (``peers/environments.py``). What exactly is timed is
 said in ``peers/protocol.py`` and in the output. A peer that cannot be had, or cannot do something,
 is in the table with the reason. The table goes to standard output, everything measured to a JSON
-file in benchmarks/results/.
+file in benchmarks/results/, after each round; ``--show`` makes the table of one or several.
 """
 
 from __future__ import annotations
@@ -14,79 +14,95 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from comparison.machine import measure_limits, measure_load
-from comparison.report import rows, table
-from comparison.rounds import Bounds, PeerProcess, Record, compare, environment_of
+from comparison.report import merged, rows, text
+from comparison.rounds import (
+    Bounds,
+    PeerProcess,
+    Record,
+    Records,
+    compare,
+    environment_of,
+)
 from comparison.worker import WorkerError
 from comparison.works import MODELS, WORKS, select
 from peers import PEERS, module_of
 from peers.environments import root
-from peers.protocol import Model
+from peers.protocol import Model, Work
 
 HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
     args = _arguments()
+    if args.show:
+        report = merged([json.loads(file.read_text()) for file in args.show])
+        if args.json:
+            _write(args.json, report)
+        print(text(report))
+        return
     for ending in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the peers' processes are ended
         signal.signal(ending, lambda *_: sys.exit(1))
     chosen = select(args.work)
     names = _peers(args.peers)
-    env = environment_of(args.threads, HERE)
-    peers, absent = have(names, env)
-    limits = measure_limits(args.threads)
-    print(f"measured limits: {limits}", flush=True)
-    for peer in peers:
-        print(f"{peer.name}: {peer.hello['version']}; timed by {peer.hello['timed']}", flush=True)
-    for name, why in absent.items():
-        print(f"{name}: not to be had: {why}", flush=True)
-    loads: list[dict[str, Any]] = []
+    peers, absent = have(names, environment_of(args.threads, HERE))
+    report = {
+        "when": f"{_now():%Y-%m-%dT%H:%M:%SZ}", "limits": asdict(measure_limits(args.threads)),
+        "loads": [], "peers": [peer.hello for peer in peers], "absent": absent, "rows": [],
+    }  # fmt: skip
+    file = args.json or HERE / "results" / f"peers-{_now():%Y%m%d-%H%M%S}.json"
+    until = time.monotonic() + 60 * args.minutes
+    left = sum(map(len, chosen.values()))
+    for name, work_names in chosen.items():
+        share = (until - time.monotonic()) * len(work_names) / left
+        left -= len(work_names)
+        works = {work: quick(WORKS[work]) if args.quick else WORKS[work] for work in work_names}
+        try:
+            model = prepare(name, folder=any(peer.hello["wants"] == "folder" for peer in peers))
+        except Exception as error:  # whatever is wrong with one model, the others are measured
+            print(f"{name}: cannot be had: {error}", file=sys.stderr, flush=True)
+            continue
+        measure(
+            model, works, peers, report, file, rounds=args.rounds, threads=args.threads,
+            bounds=Bounds(args.limit), seconds=share,
+        )  # fmt: skip
+    print(f"{text(report)}\n\n{file}")
+
+
+def measure(
+    model: Model, works: Mapping[str, Work], peers: Sequence[PeerProcess], report: dict[str, Any],
+    file: Path, *, rounds: int, threads: int, bounds: Bounds, seconds: float,
+) -> None:  # fmt: skip
+    """Compare on one model; after each round ``file`` has everything measured so far."""
+    others = report["rows"]
+    absent: dict[str, str] = report["absent"]
+    names = [name for name in PEERS if name in absent or name in {peer.name for peer in peers}]
 
     def before_round(number: int) -> None:
         load = measure_load()
-        loads.append({"round": number, **asdict(load)})
-        print(f"round {number + 1} of {args.rounds}: {load}", file=sys.stderr, flush=True)
-        if not load.quiet:
-            print(f"# before round {number + 1}: {load}", flush=True)
+        report["loads"].append({"model": model.name, "round": number, **asdict(load)})
+        print(f"{model.name}, round {number + 1}: {load}", file=sys.stderr, flush=True)
 
-    found: list[dict[str, Any]] = []
-    file = args.json or HERE / "results" / f"peers-{_now():%Y%m%d-%H%M%S}.json"
-    for model_name, work_names in chosen.items():
-        works = {name: WORKS[name] for name in work_names}
-        try:
-            folder = any(peer.hello["wants"] == "folder" for peer in peers)
-            model = prepare(model_name, folder=folder)
-        except Exception as error:  # whatever is wrong with one model, the others are measured
-            print(f"\n{model_name}: cannot be had: {error}", flush=True)
-            continue
-        records = compare(
-            model, works, peers, rounds=args.rounds, threads=args.threads,
-            bounds=Bounds(args.limit), before_round=before_round,
-        )  # fmt: skip
-        for name, why in absent.items():
-            records.update({(work, name): Record(error=why) for work in works})
-        of_model = rows(model_name, works, names, records)
-        print(f"\n{table(of_model)}", flush=True)
-        found += of_model
-        report = {
-            "when": f"{_now():%Y-%m-%dT%H:%M:%SZ}", "rounds": args.rounds,
-            "limits": asdict(limits), "loads": loads,
-            "peers": [peer.hello for peer in peers], "absent": absent, "rows": found,
-        }  # fmt: skip
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(report, indent=1) + "\n")
-    print(
-        f"\nratio: how many times better Tidemill is, median over rounds (lowest, highest)\n{file}"
-    )
+    def after_round(records: Records) -> None:
+        missing = {(work, name): Record(error=absent[name]) for work in works for name in absent}
+        report["rows"] = others + rows(model.name, works, names, records | missing)
+        _write(file, report)
+
+    compare(
+        model, works, peers, rounds=rounds, threads=threads, bounds=bounds, seconds=seconds,
+        before_round=before_round, after_round=after_round,
+    )  # fmt: skip
 
 
 def have(names: Sequence[str], env: dict[str, str]) -> tuple[list[PeerProcess], dict[str, str]]:
@@ -171,6 +187,13 @@ def single_token_words(tokenizer: Any, most: int = 500) -> list[str]:
     return words
 
 
+def quick(work: Work) -> Work:
+    """The same work in a small size, to see that it runs."""
+    return replace(
+        work, prompt=min(work.prompt, 48), generate=min(work.generate, 8), repeats=1
+    )  # fmt: skip
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0],
@@ -178,13 +201,27 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--peers", default="", help=f"of {', '.join(PEERS[1:])}; default: all")
     parser.add_argument("--work", default="*", help="patterns of MODEL/WORK; default: all")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="the most, for each model")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf,
+        help="begin no round that would end later, each model having its share; the first round "
+        "of each is always measured",
+    )  # fmt: skip
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--limit", type=float, default=Bounds.measure, help="seconds a measure")
     parser.add_argument("--json", type=Path, help="where to write everything measured")
+    parser.add_argument(
+        "--quick", action="store_true", help="small sizes, to see that all runs: no figures"
+    )
+    parser.add_argument(
+        "--show", type=Path, nargs="+", metavar="JSON",
+        help="measure nothing: the table of earlier runs, merged",
+    )  # fmt: skip
     args = parser.parse_args()
-    if args.rounds < 1 or args.threads < 1 or args.limit <= 0:
-        parser.error("--rounds, --threads and --limit are at least 1")
+    if args.rounds < 1 or args.threads < 1 or args.limit <= 0 or args.minutes <= 0:
+        parser.error("--rounds, --threads, --limit and --minutes are above 0")
+    if args.quick and args.json is None:
+        parser.error("--quick: its figures mean nothing; say with --json where they may go")
     try:
         select(args.work)
         _peers(args.peers)
@@ -200,6 +237,11 @@ def _peers(text: str) -> list[str]:
     if unknown:
         raise ValueError(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     return [name for name in PEERS if name in asked or name == "tidemill"]
+
+
+def _write(file: Path, report: Mapping[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _now() -> datetime.datetime:

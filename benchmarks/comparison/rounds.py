@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,9 @@ class Record:
     tried: list[tuple[Settings, Figures | str]] = field(default_factory=list)
     rounds: list[Figures | None] = field(default_factory=list)
     error: str | None = None
+
+
+Records = dict[tuple[str, str], Record]  # by name of work and name of peer
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,18 @@ def compare(
     rounds: int,
     threads: int,
     bounds: Bounds,
+    seconds: float = float("inf"),
     before_round: Callable[[int], None] = lambda _: None,
+    after_round: Callable[[Records], None] = lambda _: None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
-) -> dict[tuple[str, str], Record]:
-    """Measure every work by every peer; the records by (name of work, name of peer)."""
-    records = {(work, peer.name): Record() for work in works for peer in peers}
+) -> Records:
+    """Measure every work by every peer.
+
+    Rounds are whole: another is begun only if it would end within ``seconds`` of this call, as long
+    as the last one took; the first is always measured.
+    """
+    until = time.monotonic() + seconds
+    records: Records = {(work, peer.name): Record() for work in works for peer in peers}
     speed = [work for work in works.values() if work.kind == "speed"]
     limits = Limits(
         max((work.context for work in speed), default=1),
@@ -121,6 +132,7 @@ def compare(
     )
 
     def attempt(peer: PeerProcess, work: Work, settings: Settings) -> Figures | str:
+        begin = time.monotonic()
         try:
             figures = peer.measure(model, work, threads, settings, limits, bounds)
         except WorkerError as error:
@@ -128,7 +140,8 @@ def compare(
             return str(error)
         shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         note = "".join(f" [{k}: {v}]" for k, v in settings.items())
-        say(f"  {model.name}, {work.name}, {peer.name}: {shown}{note}")
+        took = f"in {time.monotonic() - begin:.0f} s"
+        say(f"  {model.name}, {work.name}, {peer.name}: {shown} {took}{note}")
         return figures
 
     try:
@@ -138,6 +151,7 @@ def compare(
             if not peer.slow_start:
                 peer.close()
         for number in range(rounds):
+            begin = time.monotonic()
             before_round(number)
             # Every other round in the other order: no engine always follows the same one.
             ordered = peers if number % 2 == 0 else peers[::-1]
@@ -155,6 +169,9 @@ def compare(
             for peer in peers:
                 if not peer.slow_start:
                     peer.close()
+            after_round(records)
+            if 2 * time.monotonic() - begin > until:
+                break
     finally:
         for peer in peers:
             peer.close()

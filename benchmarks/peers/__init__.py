@@ -4,6 +4,7 @@
 PEERS = (
     "tidemill",
     "llama.cpp",
+    "llama.cpp-server",
     "ik_llama.cpp",
     "openvino",
     "vllm",

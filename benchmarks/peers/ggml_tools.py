@@ -20,7 +20,7 @@ class GgmlTools(Peer):
 
     timed = (
         "its own tools, llama-bench and llama-batched-bench: the forward passes alone, random "
-        "tokens, no sampling, no detokenising"
+        "tokens, no sampling, no detokenising, no requests: the most generous figure for it"
     )
     package: ClassVar[str]
     release: ClassVar[str]
@@ -61,6 +61,7 @@ class GgmlTools(Peer):
             )  # fmt: skip
             step("unpack", ["tar", "xf", f"{archive}.tar.gz"], cwd=self.folder)
             source = self.folder / archive / self.source
+            self.complete(source)
         build = self.folder / "build"
         step(
             "configure",
@@ -73,6 +74,9 @@ class GgmlTools(Peer):
             [str(env / "cmake"), "--build", str(build), "-j", "2", "--target", *self.targets],
         )
         return Path(sys.executable)
+
+    def complete(self, source: Path) -> None:
+        """Add what the package lacks, to the source just unpacked."""
 
     def version(self) -> str:
         return f"{self.package} {self.release}"

@@ -6,10 +6,19 @@ TIDEMILL_IK_SOURCE names a local copy of its source to be built instead.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from peers.ggml_tools import GgmlTools
 from peers.llama_cpp import PROMPT
 from peers.protocol import Model, Settings, Work, main
+
+# Its build runs a script that makes common/build-info.cpp of build-info.cpp.in, which declares four
+# constants; the package has the template and what finds their values, but not the script.
+BUILD_INFO = """\
+set(common ${CMAKE_CURRENT_LIST_DIR}/..)
+include(${common}/../cmake/build-info.cmake)
+configure_file(${common}/build-info.cpp.in ${common}/build-info.cpp @ONLY)
+"""
 
 
 class IkLlamaCpp(GgmlTools):
@@ -22,20 +31,34 @@ class IkLlamaCpp(GgmlTools):
     cmake = ("-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DGGML_IQK_FA_ALL_QUANTS=OFF")
     answers = "llama-cli"
 
+    def complete(self, source: Path) -> None:
+        script = source / "common" / "cmake" / "build-info-gen-cpp.cmake"
+        script.parent.mkdir(exist_ok=True)
+        script.write_text(BUILD_INFO)
+
     def variants(self, model: Model, work: Work) -> list[Settings]:
         # Its wide products repack weights on the fly; repacking them once, as the model is loaded,
-        # helps some types and works. Flash attention is its default and always the faster.
-        return [{"run-time repack": repack} for repack in ("off", "on", "on, huge pages")]
+        # helps some types and works. Its flash attention is the faster wherever it works, which for
+        # several sequences it does not in this release (an assertion fails).
+        if work.streams > 1:
+            kinds = [("on", "on"), ("off", "off"), ("off", "on")]
+        elif work.kind == "speed" and work.prompt <= 1024:
+            kinds = [("on", "off"), ("on", "on"), ("on", "on, huge pages"), ("off", "on")]
+        else:
+            kinds = [("on", "off"), ("on", "on")]
+        return [{"flash attention": flash, "run-time repack": repack} for flash, repack in kinds]
 
     def bench_options(self, settings: Settings) -> list[str]:
         on = settings["run-time repack"] != "off"
         huge = "huge pages" in settings["run-time repack"]
-        return ["-fa", "1", "-rtr", str(int(on)), "-thp", str(int(huge)), "-mmp", str(int(not on))]
+        flash = settings["flash attention"] == "on"
+        return ["-fa", str(int(flash)), "-rtr", str(int(on)), "-thp", str(int(huge)),
+                "-mmp", str(int(not on))]  # fmt: skip
 
     def options(self, settings: Settings) -> list[str]:
         repack: str = settings["run-time repack"]
         return [
-            "-fa", "on", *(["-rtr"] if repack != "off" else []),
+            "-fa", str(settings["flash attention"]), *(["-rtr"] if repack != "off" else []),
             *(["-thp"] if "huge pages" in repack else []),
         ]  # fmt: skip
 

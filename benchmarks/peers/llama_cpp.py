@@ -15,10 +15,14 @@ class LlamaCpp(GgmlTools):
     source = "vendor/llama.cpp"
     source_override = os.environ.get("TIDEMILL_LLAMA_CPP_SOURCE")
     cmake = (
-        "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_SERVER=OFF",
-        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF",
     )  # fmt: skip
     answers = "llama-completion"
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return (*super().targets, "llama-server")
 
     def variants(self, model: Model, work: Work) -> list[Settings]:
         # Weights are repacked for the machine as they are loaded (the default), the KV cache is

@@ -18,8 +18,8 @@ earlier prompts. With n sequences of p prompt tokens each,
     prefill = n p / T(1)                      tokens per second, T(1): one new token each
     decode  = n g / (T(g + 1) - T(1))         tokens per second, g: tokens after the first
 
-Engines that bring benchmark tools of their own (the llama.cpp family) are measured by those, which
-time the forward passes alone.
+The llama.cpp family brings benchmark tools of its own and is measured by those, which time the
+forward passes alone; llama.cpp also through the API of its server.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import ctypes
 import json
 import os
 import random
+import re
 import select
 import signal
 import subprocess
@@ -151,6 +152,11 @@ class ApiPeer(Peer):
         """Continue all prompts together; how many tokens each was continued by."""
         raise NotImplementedError
 
+    def warm_up(self, model: Model, work: Work) -> None:
+        """Some engines make kernels for the shapes they meet; a long prompt is too dear for it."""
+        shape = work if work.prompt <= 1024 else Work("warm", "speed", 512, generate=3)
+        self.timed_generate(prompts_of(shape, model, seed=0), min(4, shape.generate + 1))
+
     def measure(
         self, model: Model, work: Work, threads: int, settings: Settings, limits: Limits
     ) -> Figures:
@@ -167,9 +173,7 @@ class ApiPeer(Peer):
             self._loaded = key
             self._warm = set()
         if work not in self._warm:
-            # Some engines make kernels for the shapes they meet; a long prompt is too dear for it.
-            shape = work if work.prompt <= 1024 else Work("warm", "speed", 512, generate=3)
-            self.timed_generate(prompts_of(shape, model, seed=0), min(4, shape.generate + 1))
+            self.warm_up(model, work)
             self._warm.add(work)
         totals = {"first": 0.0, "all": 0.0}
         for repeat in range(work.repeats):
@@ -261,18 +265,21 @@ def peak_resident(command: Sequence[str], env: dict[str, str] | None = None) -> 
     ) as process:  # fmt: skip
         peak = 0
         while process.poll() is None:
-            try:
-                status = Path(f"/proc/{process.pid}/status").read_text()
-            except OSError:
-                break
-            for line in status.splitlines():
-                if line.startswith("VmHWM:"):
-                    peak = max(peak, int(line.split()[1]) << 10)
+            peak = max(peak, high_water(process.pid))
             time.sleep(0.01)
-        process.wait()
     if process.returncode != 0:
         raise RuntimeError(f"exit status {process.returncode} while its memory was watched")
     return peak
+
+
+def high_water(pid: int) -> int:
+    """The most resident bytes that a process has had so far; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
 
 
 def _elsewhere() -> tempfile.TemporaryDirectory[str]:
@@ -308,7 +315,7 @@ def main(peer: Peer) -> None:
 
 
 def _serve(peer: Peer) -> None:
-    _die_with_parent()
+    die_with_parent()
     answers = _own_output()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the harness ends us
     for line in sys.stdin:
@@ -334,7 +341,7 @@ def _handle(peer: Peer, request: dict[str, Any]) -> Any:
     )
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """The harness stops idle peers; if it is killed, they must not stay behind stopped (Linux)."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)

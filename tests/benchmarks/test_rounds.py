@@ -107,6 +107,18 @@ def test_what_failed_is_not_tried_again(peer, tmp_path):
     assert lines(tmp_path, "other").count("measure decode") == 1
 
 
+@pytest.mark.parametrize(("seconds", "measured"), [(0.0, 1), (600.0, 3)])
+def test_rounds_end_when_the_time_is_used_up_but_the_first_is_measured(peer, seconds, measured):
+    seen = []
+    records = compare(
+        MODEL, WORKS, [peer("other", "plain")], rounds=3, threads=2, bounds=PATIENT,
+        seconds=seconds, after_round=lambda records: seen.append(len(records)),
+        say=lambda line: None,
+    )  # fmt: skip
+    assert seen == [len(WORKS)] * measured
+    assert [len(record.rounds) for record in records.values()] == [measured] * len(WORKS)
+
+
 def test_a_peer_that_refuses_a_model_says_why_in_the_table(peer):
     records = run([peer("tidemill", "plain"), peer("other", "refuses")])
     text = table(rows("tiny", WORKS, ["tidemill", "other"], records))
