@@ -14,7 +14,14 @@ from engine.helpers import check_blocks, make_engine, request
 from engine.timed_runner import TimedRunner
 from tidemill.engine.base import FinishEvent, TokenEvent
 from tidemill.engine.scheduler import LEAST_CHUNK
-from tidemill.engine.step_time import StepCosts, StepTimeModel, Work, attended
+from tidemill.engine.step_time import (
+    StepCosts,
+    StepTimeModel,
+    Work,
+    _not_negative,
+    _solve,
+    attended,
+)
 
 COSTS = (9e-3, 7e-4, 3e-7, 2e-4)
 
@@ -211,3 +218,30 @@ def test_without_a_target_the_fixed_chunk_is_what_it_was() -> None:
     for _ in range(20):
         engine.step(0.0)
     assert {len(b.tokens) for b in runner.batches} == {11}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fit_without_negative_costs_is_the_nearest_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    root = rng.standard_normal((4, 4)) * 10.0 ** rng.uniform(-1, 1, 4)
+    information, fit = root.T @ root + 1e-3 * np.eye(4), rng.standard_normal(4)
+    assert np.allclose(information @ _solve(information.tolist(), fit.tolist()), fit)
+    found = np.array(_not_negative(information.tolist(), fit.tolist()))
+    # The conditions of Karush, Kuhn and Tucker, which only the nearest one fulfils.
+    slope = information @ (found - fit)
+    scale = np.abs(information).sum()
+    assert (found >= 0).all()
+    assert (slope >= -1e-9 * scale).all()
+    assert np.abs(slope * found).max() <= 1e-9 * scale
+
+
+def test_once_much_is_known_a_new_kind_of_step_is_still_learned_from_at_once() -> None:
+    model = StepTimeModel()
+    for i in range(300):
+        model.observe(Work(1, 100 + i, 1), 5e-3)
+    chunk = Work(200, attended(0, 200), 1)
+    model.observe(chunk, 0.5)
+    first = model.seconds(chunk)
+    for _ in range(3):
+        model.observe(chunk, 0.5)
+    assert abs(model.seconds(chunk) / 0.5 - 1) < abs(first / 0.5 - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 
 from tidemill.engine.base import (
@@ -115,6 +117,20 @@ def test_deltas_add_up_to_the_whole(chunk: int) -> None:
     assert ids == [o.token_ids for o in whole.outputs]
     assert logprobs == [o.logprobs for o in whole.outputs]
     assert b.delta().outputs == []
+
+
+def test_a_snapshot_has_every_field() -> None:
+    b = builder(logprobs=1)
+    (out,) = b.output.outputs
+    for record in (b.output, b.output.metrics, out):
+        for field in fields(record):
+            if field.name not in ("outputs", "metrics", "index", "text"):
+                setattr(record, field.name, [f"some {field.name}"])
+    shown = b.snapshot()
+    assert shown.metrics == b.output.metrics
+    assert shown.metrics is not b.output.metrics
+    assert shown.outputs == [out]
+    assert replace(shown, outputs=[out]) == b.output
 
 
 def test_a_snapshot_does_not_change_later() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.text.detokenize import IncrementalDetokenizer
+from tidemill.text.detokenize import IncrementalDetokenizer, TokenTexts
 from tidemill.text.errors import TokenizerError
 from tidemill.text.vocabulary import Spelling, TokenType, Vocabulary
 from tidemill.text.vocabulary_tokenizer import VocabularyTokenizer
@@ -68,6 +68,26 @@ def test_joined_deltas_equal_the_decode(
 ) -> None:
     deltas = stream(tokenizer, ids, skip_special=skip_special)
     assert "".join(deltas) == tokenizer.decode(ids, skip_special=skip_special)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(st.tuples(sequences, st.booleans()), max_size=4), st.sampled_from(TOKENIZERS))
+def test_detokenizers_that_share_texts_are_as_if_alone(
+    texts: list[tuple[list[int], bool]], tokenizer: VocabularyTokenizer
+) -> None:
+    shared = TokenTexts(tokenizer)
+    for ids, skip_special in texts:
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special=skip_special, texts=shared)
+        deltas = [*(detokenizer.push(token) for token in ids), detokenizer.flush()]
+        assert deltas == stream(tokenizer, ids, skip_special=skip_special)
+
+
+def test_texts_of_single_tokens() -> None:
+    texts = TokenTexts(TOKENIZERS[1])
+    assert [texts[BYTES + 0x41], texts[BYTES + 0xC3], texts[SIZE - 1]] == ["A", None, ""]
+    assert texts[BYTES + 256 + WORDS.index("▁a")] == " a"
+    with pytest.raises(TokenizerError):
+        texts[SIZE]
 
 
 @settings(max_examples=200, derandomize=True, deadline=None)

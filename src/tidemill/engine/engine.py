@@ -262,8 +262,10 @@ class Engine:
         """Extend decodes by guesses where that pays; the seconds that it took. Where the guessing
         itself fails, it is given up: nothing depends on it."""
         clock = self._clock or (lambda: 0.0)
-        tokens = sum(span.n for span in spans)
-        rows = sum(s.n if s.sequence.wants_prompt_logprobs else 1 for s in spans)
+        tokens = rows = 0
+        for span in spans:
+            tokens += span.n
+            rows += span.n if span.sequence.wants_prompt_logprobs else 1
         limits = self._scheduler
         started = clock()
         try:

@@ -127,6 +127,8 @@ class Speculator:
         for span, kind in zip(able, self.proposer.kinds(sequences), strict=True):
             span.kind = kind
         able = [span for span in able if span.kind]
+        if not able:
+            return []
         if not self._adaptive:
             for span in able:
                 sequence = span.sequence

@@ -16,14 +16,15 @@ are fitted by recursive least squares on relative errors, so that short steps co
 
 Before the first measurement the costs are a guess, of which the proportions stay believed until
 measurements say otherwise; the overall speed is taken from the first one. No clock is read here.
+
+Four unknowns are too few for NumPy, whose calls would take longer than the arithmetic.
 """
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
+from operator import mul
 
 from tidemill.records import dataclass
 
@@ -36,7 +37,7 @@ _OUTLIER = 3.0  # mean deviations beyond which a measurement loses weight
 _CHANGE = 6  # outliers in a row on one side that are believed after all
 _SLOW = 0.05  # of the running mean deviation
 _LEAST_DEVIATION = 0.005
-_GOOD, _EVERY = 0.03, 4  # once warm, one in so many steps predicted that well is learned from
+_MANY, _EVERY = 128, 4  # after so many measurements, one in so many ordinary ones is learned from
 _MOST_TOKENS = 2**31
 _LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e6
 _TAIL = 0.99  # the share of steps that ``tail`` covers
@@ -76,16 +77,20 @@ class StepTimeModel:
     """Predicts the seconds of a step from the seconds of those before."""
 
     def __init__(self, guess: StepCosts | None = None) -> None:
-        self._unit = _vector(guess or StepCosts())  # the costs are multiples of these
-        one = np.ones((4, 4))
+        guess = guess or StepCosts()
+        # The costs are multiples of these.
+        self._unit = [guess.per_step, guess.per_token, guess.per_context, guess.per_row]
         # Along (1, 1, 1, 1) the guess is loose, across it firm.
-        self._information = _SHAPE_WEIGHT * (np.eye(4) - one / 4) + _SCALE_WEIGHT * one / 4
-        self._fit = np.ones(4)
+        rest = (_SCALE_WEIGHT - _SHAPE_WEIGHT) / 4
+        self._information = [
+            [rest + _SHAPE_WEIGHT if i == j else rest for j in range(4)] for i in range(4)
+        ]
+        self._fit = [1.0] * 4
         self._used = self._fit
         self._deviation = 0.1
         self._tail = 0.0
         self._astray: list[float] = []  # the last outliers' ratios, all on one side
-        self._use(self._unit)
+        self._use()
         self.measured = 0
         """Measurements taken so far."""
 
@@ -140,46 +145,58 @@ class StepTimeModel:
             return
         self.measured += 1
         if self.measured == 1:
-            self._use(self._unit)
-            self._unit = self._unit * (seconds / self.seconds(work))
-            self._use(self._unit)
-        self._note_change(seconds / max(self.seconds(work), 1e-12))
+            self._scale(seconds / self.seconds(work))
         predicted = max(self.seconds(work), 1e-12)
+        if change := self._change(seconds / predicted):
+            self._scale(change)
+            predicted = max(self.seconds(work), 1e-12)
         excess = seconds / predicted - 1
         self._note_tail(excess)
-        if abs(excess) < _GOOD and self.measured > 16 * _WARM and self.measured % _EVERY:
+        ordinary = abs(excess) <= _OUTLIER * self._deviation
+        if ordinary and self.measured > _MANY and self.measured % _EVERY:
             return
-        x = self._unit * (1.0, work.tokens, work.context, work.rows) / predicted
-        error = seconds / predicted - float(x @ self._fit)
+        units = (1.0, work.tokens, work.context, work.rows)
+        x = [cost * n / predicted for cost, n in zip(self._unit, units, strict=True)]
+        error = seconds / predicted - _dot(x, self._fit)
         weight = self._weigh(error)
-        known = self._information @ x
-        total = float(x @ known)
+        known = [_dot(row, x) for row in self._information]
         # The worse the predictions, the faster what they come from is given up.
         fade = max(_FASTEST_FADE, _FADE - _FADE_PER_DEVIATION * self._deviation)
-        information = self._information - (1 - fade) / total * np.outer(known, known)
-        information += weight * np.outer(x, x)
-        self._information = (information + information.T) / 2
-        self._fit = self._fit + np.linalg.solve(self._information, x * (weight * error))
-        least = float(self._fit.min())
-        self._used = self._fit if least >= 0 else _not_negative(self._information, self._fit)
-        self._use(self._used * self._unit)
+        lost = (1 - fade) / _dot(x, known)
+        for row, xi, ki in zip(self._information, x, known, strict=True):
+            for j in range(4):
+                row[j] += weight * (xi * x[j]) - lost * (ki * known[j])
+        gain = weight * error
+        step = _solve(self._information, [gain * xi for xi in x])
+        self._fit = [a + b for a, b in zip(self._fit, step, strict=True)]
+        self._used = self._fit
+        if min(self._fit) < 0:
+            self._used = _not_negative(self._information, self._fit)
+        self._use()
 
-    def _use(self, costs: npt.NDArray[np.float64]) -> None:
-        self._step, self._token, self._context, self._row = map(float, costs)
+    def _use(self) -> None:
+        costs = [x * unit for x, unit in zip(self._used, self._unit, strict=True)]
+        self._step, self._token, self._context, self._row = costs
 
-    def _note_change(self, ratio: float) -> None:
+    def _scale(self, factor: float) -> None:
+        self._unit = [cost * factor for cost in self._unit]
+        self._use()
+
+    def _change(self, ratio: float) -> float | None:
         """Many outliers in a row on one side are no disturbance: the whole machine has become
-        slower or faster, at least by the ``ratio`` of measured to predicted that is nearest 1."""
+        slower or faster, at least by the ``ratio`` of measured to predicted that is nearest 1,
+        which is then given."""
         if self.measured <= _WARM or abs(ratio - 1) <= _OUTLIER * self._deviation:
             self._astray.clear()
-            return
+            return None
         if self._astray and (self._astray[0] > 1) != (ratio > 1):
             self._astray.clear()
         self._astray.append(ratio)
-        if len(self._astray) > _CHANGE:
-            self._unit = self._unit * (min(self._astray) if ratio > 1 else max(self._astray))
-            self._use(self._used * self._unit)
-            self._astray.clear()
+        if len(self._astray) <= _CHANGE:
+            return None
+        change = min(self._astray) if ratio > 1 else max(self._astray)
+        self._astray.clear()
+        return change
 
     def _weigh(self, error: float) -> float:
         size = abs(error)
@@ -198,19 +215,46 @@ class StepTimeModel:
             self._tail = min(max(self._tail + share * self._deviation, 0.0), _MOST_TAIL)
 
 
-def _vector(costs: StepCosts) -> npt.NDArray[np.float64]:
-    return np.array([costs.per_step, costs.per_token, costs.per_context, costs.per_row])
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    result: float = sum(map(mul, a, b))
+    return result
 
 
-def _not_negative(
-    information: npt.NDArray[np.float64], fit: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """The x >= 0 with the least (x - fit)' information (x - fit), by coordinate descent."""
-    m = information.tolist()
-    target = (information @ fit).tolist()
-    x = np.maximum(fit, 0.0).tolist()
-    for _ in range(30):
+def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """The x with matrix @ x = right, by elimination; ``matrix`` is symmetric and positive
+    definite, so that no pivots need be looked for."""
+    n = len(right)
+    rows = [[*row, b] for row, b in zip(matrix, right, strict=True)]
+    for i, pivot in enumerate(rows):
+        for row in rows[i + 1 :]:
+            factor = row[i] / pivot[i]
+            for j in range(i + 1, n + 1):
+                row[j] -= factor * pivot[j]
+    x = [0.0] * n
+    for i in reversed(range(n)):
+        row = rows[i]
+        x[i] = (row[n] - _dot(row[i + 1 : n], x[i + 1 :])) / row[i]
+    return x
+
+
+def _not_negative(information: Sequence[Sequence[float]], fit: Sequence[float]) -> list[float]:
+    """The x >= 0 with the least (x - fit)' information (x - fit), by principal pivoting (Murty,
+    "Note on a Bard-type scheme for solving the complementarity problem", Opsearch 11, 1974): the
+    first place that is negative is set to 0, or the first 0 that should be more is let go, until
+    there is none."""
+    target = [_dot(row, fit) for row in information]
+    x = list(fit)
+    free = [True] * 4
+    for _ in range(16):
         for i in range(4):
-            rest = sum(m[i][j] * x[j] for j in range(4) if j != i)
-            x[i] = max(0.0, (target[i] - rest) / m[i][i])
-    return np.array(x)
+            if x[i] < 0 if free[i] else _dot(information[i], x) < target[i]:
+                free[i] = not free[i]
+                break
+        else:
+            break
+        at = [i for i in range(4) if free[i]]
+        part = _solve([[information[i][j] for j in at] for i in at], [target[i] for i in at])
+        x = [0.0] * 4
+        for i, value in zip(at, part, strict=True):
+            x[i] = value
+    return [max(0.0, value) for value in x]
