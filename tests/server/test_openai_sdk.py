@@ -58,7 +58,7 @@ def test_a_stream_is_the_whole_in_pieces(client: openai.OpenAI) -> None:
         )
     )
     *parts, last = chunks
-    assert len(parts) > 3
+    assert len(parts) > 1  # how many depends on how fast they are read
     assert parts[0].choices[0].delta.role == "assistant"
     text = "".join(part.choices[0].delta.content or "" for part in parts)
     assert text == whole.choices[0].message.content
