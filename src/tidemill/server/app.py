@@ -17,10 +17,16 @@ from starlette.routing import Route, Router
 
 from tidemill import __version__
 from tidemill.server import web
-from tidemill.server.errors import ApiError, api_error
+from tidemill.server.anthropic.errors import write_error as write_anthropic_error
+from tidemill.server.anthropic.messages import count_tokens, messages
+from tidemill.server.errors import ApiError, ErrorWriter, api_error
 from tidemill.server.http import ClientGone, Exchange, Receive, Scope, Send
 from tidemill.server.keys import ANYBODY, Keys, Tenant
-from tidemill.server.openai.answers import error_body
+from tidemill.server.ollama import catalogue as ollama_catalogue
+from tidemill.server.ollama.errors import write_error as write_ollama_error
+from tidemill.server.ollama.generate import chat as ollama_chat
+from tidemill.server.ollama.generate import generate as ollama_generate
+from tidemill.server.openai.answers import write_error
 from tidemill.server.openai.catalogue import detokenize, get_model, list_models, tokenize
 from tidemill.server.openai.chat import chat_completions
 from tidemill.server.openai.completions import completions
@@ -46,6 +52,11 @@ class App:
             [
                 self._route("POST", "/v1/chat/completions", chat_completions),
                 self._route("POST", "/v1/completions", completions),
+                self._route("POST", "/v1/messages", messages, errors=write_anthropic_error),
+                self._route(
+                    "POST", "/v1/messages/count_tokens", count_tokens, errors=write_anthropic_error
+                ),
+                *self._ollama_routes(),
                 self._route("GET", "/v1/models", list_models),
                 self._route("GET", "/v1/models/{model:path}", get_model),
                 self._route("POST", "/tokenize", tokenize),
@@ -94,21 +105,44 @@ class App:
             )
         return tenant
 
-    def _route(self, method: str, path: str, handler: Handler, *, open: bool = False) -> Route:
-        return Route(path, _Endpoint(self, path, handler, open=open, method=method))
+    def _ollama_routes(self) -> list[Route]:
+        routes: list[tuple[str, str, Handler]] = [
+            ("POST", "generate", ollama_generate),
+            ("POST", "chat", ollama_chat),
+            ("POST", "show", ollama_catalogue.show),
+            ("GET", "tags", ollama_catalogue.tags),
+            ("GET", "ps", ollama_catalogue.running),
+        ]
+        errors = write_ollama_error
+        version, rest = ollama_catalogue.version, ollama_catalogue.unknown
+        return [
+            *(self._route(method, f"/api/{n}", h, errors=errors) for method, n, h in routes),
+            self._route("GET", "/api/version", version, open=True, errors=errors),
+            Route("/api/{rest:path}", _Endpoint(self, "unknown", rest, open=True, errors=errors)),
+        ]
+
+    def _route(
+        self, method: str, path: str, handler: Handler, *, open: bool = False,
+        errors: ErrorWriter = write_error,
+    ) -> Route:  # fmt: skip
+        endpoint = _Endpoint(self, path, handler, open=open, method=method, errors=errors)
+        return Route(path, endpoint)
 
 
 class _Endpoint:
-    """One route as an ASGI application of its own. ``open``: without a key, and while draining."""
+    """One route as an ASGI application of its own. ``open``: without a key, and while draining.
+    ``errors`` writes them in the form of the route's API."""
 
     def __init__(
-        self, app: App, path: str, handler: Handler, *, open: bool, method: str | None = None
-    ) -> None:
+        self, app: App, path: str, handler: Handler, *, open: bool, method: str | None = None,
+        errors: ErrorWriter = write_error,
+    ) -> None:  # fmt: skip
         self._app = app
         self._path = path
         self._handler = handler
         self._open = open
         self._method = method
+        self._errors = errors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app, service = self._app, self._app.service
@@ -155,7 +189,8 @@ class _Endpoint:
         if known.status == 405 and self._method:
             headers["allow"] = self._method
         try:
-            await exchange.json(error_body(known), known.status, headers)
+            status, body = self._errors(known, exchange.id)
+            await exchange.json(body, status, headers)
         except ClientGone:
             exchange.status = _CLIENT_CLOSED
 
@@ -163,7 +198,8 @@ class _Endpoint:
         self._app.service.metrics.http.labels(self._path, str(exchange.status)).inc()
         if self._open:
             return
-        requests_log.info(
+        requests_log.log(
+            logging.DEBUG if self._path == "/metrics" else logging.INFO,
             "%s %s %d", exchange.scope["method"], exchange.path, exchange.status,
             extra={
                 "request_id": exchange.id,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
 
 
@@ -36,6 +39,10 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
 
+ErrorWriter = Callable[[ApiError, str], tuple[int, Any]]
+"""How an API writes an error of the request with that id: HTTP status and JSON body."""
+
+
 def api_error(error: Exception) -> ApiError | None:
     """What a client is told of an error that something below has raised; None if it is a bug."""
     match error:
@@ -46,8 +53,9 @@ def api_error(error: Exception) -> ApiError | None:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code)
         case QueueFullError():
+            after = getattr(error, "retry_after", 1.0)
             return ApiError(
-                429, str(error), code="queue_full", kind="rate_limit_error", retry_after=1
+                429, str(error), code="queue_full", kind="rate_limit_error", retry_after=after
             )
         case ModelUnavailable():
             return ApiError(503, str(error), code="model_unavailable", retry_after=2)

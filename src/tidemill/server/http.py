@@ -24,6 +24,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 JSON = "application/json"
+SSE = "text/event-stream; charset=utf-8"
 
 
 class ClientGone(Exception):
@@ -134,15 +135,15 @@ class Exchange:
         await self._begin(status, about, headers)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def events(self, events: AsyncIterator[bytes]) -> None:
-        """Server-sent events, each as ``sse`` makes it. The answer begins with the first of them,
-        so that what fails before it can still be told by a status."""
+    async def events(self, events: AsyncIterator[bytes], content_type: str = SSE) -> None:
+        """Server-sent events, each as ``sse`` makes it, or pieces of another type. The answer
+        begins with the first, so that what fails before it can still be told by a status."""
         async for event in events:
             if not self.status:
                 await self._begin(
                     200,
                     {
-                        "content-type": "text/event-stream; charset=utf-8",
+                        "content-type": content_type,
                         "cache-control": "no-cache",
                         "x-accel-buffering": "no",  # proxies are to pass each event on
                     },
@@ -156,6 +157,7 @@ class Exchange:
     ) -> None:
         self.status = status
         every = {**headers, **(more or {}), "x-request-id": self.id}
+        every["request-id"] = self.id  # the name that Anthropic's clients look for
         await self._send(
             {
                 "type": "http.response.start",

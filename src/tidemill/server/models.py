@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -193,6 +194,8 @@ class Entry:
         """On purpose: it is loaded again when it is asked for."""
         self.error: str | None = None
         """Why the last load failed, if it did."""
+        self.keep_alive: float | None = None
+        """Seconds that it stays loaded unused, if a request has said so."""
 
     @property
     def state(self) -> str:
@@ -309,19 +312,28 @@ class Models:
         models = [e.model for e in self if e.model is not None]
         await asyncio.gather(*(m.worker.close() for m in models))
 
+    def keep_alive(self, name: str, seconds: float) -> None:
+        """Keep the model loaded for so long when nobody uses it (infinite: for ever), instead of
+        what the settings say. A pinned one stays anyway. Raises ApiError 404."""
+        self.entry(name).keep_alive = seconds
+
+    def seconds_left(self, entry: Entry) -> float:
+        """After how long a loaded model is unloaded if nobody uses it from now on."""
+        keep = self._keep_alive if entry.keep_alive is None else entry.keep_alive
+        if keep is None or entry.config.pinned or entry.model is None:
+            return math.inf
+        idle = 0.0 if entry.model.users else time.monotonic() - entry.model.last_used
+        return keep - idle
+
     async def unload_idle(self) -> None:
         """Unload what nobody has used for a while; runs until it is cancelled."""
-        if self._keep_alive is None:
-            return
         while True:
-            await asyncio.sleep(min(1.0, self._keep_alive / 2))
+            await asyncio.sleep(min(1.0, (self._keep_alive or 2.0) / 2))
             for entry in self:
-                model = entry.model
-                if model is None or model.users or entry.config.pinned:
+                if entry.model is None or entry.model.users or self.seconds_left(entry) > 0:
                     continue
-                if time.monotonic() - model.last_used > self._keep_alive:
-                    log.info("unloading %s, idle", entry.config.name)
-                    await self.unload(entry.config.name)
+                log.info("unloading %s, idle", entry.config.name)
+                await self.unload(entry.config.name)
 
     def _enter(self, config: ModelConfig) -> None:
         self._entries[config.name] = Entry(config)

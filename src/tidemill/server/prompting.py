@@ -48,6 +48,21 @@ class Prompting:
         )
         return PreparedPrompt(prompt.text, tuple(prompt.ids), is_chat=True)
 
+    def continued_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **options: Any,
+    ) -> PreparedPrompt:
+        """A conversation; if its last message is the assistant's, the answer goes on with that.
+        What it says so far stays plain text, whatever it spells. Raises ValueError."""
+        if len(messages) < 2 or messages[-1].get("role") != "assistant":
+            return self.chat(messages, tools, **options)
+        begun = as_messages(messages[-1:])[0]["content"] or ""
+        prompt = self.chat(messages[:-1], tools, **options)
+        ids = self.tokenizer.encode(begun, add_special=False)
+        return PreparedPrompt(f"{prompt.text}{begun}", (*prompt.token_ids, *ids))
+
     def text(self, text: str) -> PreparedPrompt:
         return PreparedPrompt(text, tuple(self.tokenizer.encode(text)))
 

@@ -32,14 +32,18 @@ class Service:
     async def model(self, name: str, tenant: Tenant) -> AsyncIterator[LoadedModel]:
         """The model of that name, kept loaded meanwhile. Raises ApiError 403 or 404,
         ModelUnavailable."""
+        self.check(name, tenant)
+        with (await self.models.get(name)).in_use() as loaded:
+            yield loaded
+
+    def check(self, name: str, tenant: Tenant) -> None:
+        """Raises ApiError 403 or 404 for a model that this tenant cannot use."""
         entry = self.models.entry(name)
         if not tenant.may_use(entry.config.name):
             raise ApiError(
                 403, f"this key is not for the model {name!r}", param="model",
                 code="model_not_allowed", kind="permission_error",
             )  # fmt: skip
-        with (await self.models.get(name)).in_use() as loaded:
-            yield loaded
 
     @asynccontextmanager
     async def generations(

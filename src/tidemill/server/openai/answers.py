@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidemill.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from tidemill.llm.outputs import CompletionOutput, RequestOutput
+from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import ApiError
 from tidemill.text.base import Tokenizer
-
-LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON has not; OpenAI writes it for "very unlikely"."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
@@ -23,14 +21,16 @@ def error_body(error: ApiError) -> dict[str, Any]:
     }
 
 
+def write_error(error: ApiError, request_id: str) -> tuple[int, Any]:
+    return error.status, error_body(error)
+
+
 def finish_reason(out: CompletionOutput) -> str:
     return "length" if out.finish_reason == "length" else "stop"
 
 
 def usage(output: RequestOutput) -> dict[str, Any]:
-    prompt = len(output.prompt_token_ids)
-    generated = sum(len(out.token_ids) for out in output.outputs)
-    return usage_of(prompt, generated, output.num_cached_tokens)
+    return usage_of(*TokenCounts.of(output))
 
 
 def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:
@@ -42,34 +42,6 @@ def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:
     }
 
 
-def finite(logprob: float) -> float:
-    return max(logprob, LEAST_LOGPROB)
-
-
 def chat_logprobs(tokenizer: Tokenizer, out: CompletionOutput, n_top: int) -> dict[str, Any]:
     """The chat API's form: a list of tokens with their ``n_top`` alternatives."""
-    content = []
-    for token_id, entry in zip(out.token_ids, out.logprobs or (), strict=True):
-        if entry is None:
-            continue
-        content.append(
-            {
-                **_token(tokenizer, token_id, entry[token_id]),
-                "top_logprobs": [_token(tokenizer, i, e) for i, e in top(entry, n_top)],
-            }
-        )
-    return {"content": content, "refusal": None}
-
-
-def _token(tokenizer: Tokenizer, token_id: int, entry: Logprob) -> dict[str, Any]:
-    return {
-        "token": entry.decoded_token,
-        "logprob": finite(entry.logprob),
-        "bytes": list(tokenizer.token_bytes(token_id)),
-    }
-
-
-def top(entry: dict[int, Logprob], n_top: int) -> list[tuple[int, Logprob]]:
-    """The ``n_top`` most probable tokens, best first; ``entry`` also has the sampled one."""
-    ranked = sorted(entry.items(), key=lambda item: item[1].rank)
-    return [item for item in ranked if item[1].rank <= n_top]
+    return {"content": token_scores(tokenizer, out, n_top), "refusal": None}

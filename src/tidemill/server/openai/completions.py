@@ -12,9 +12,10 @@ from tidemill.engine.errors import RequestError
 from tidemill.engine.params import MAX_SAMPLES, SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.answers import finite, top
 from tidemill.server.http import DONE, Exchange, sse
 from tidemill.server.models import Generation, LoadedModel
-from tidemill.server.openai.answers import error_body, finish_reason, finite, top, usage_of
+from tidemill.server.openai.answers import error_body, finish_reason, usage_of
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
 

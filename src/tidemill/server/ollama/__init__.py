@@ -1,0 +1,1 @@
+"""Ollama's API: its requests as prompts, the engine's outputs as its objects."""

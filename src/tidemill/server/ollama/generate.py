@@ -1,0 +1,161 @@
+"""``POST /api/generate`` and ``POST /api/chat``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.outputs import CompletionOutput, RequestOutput
+from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.answers import TokenCounts, token_scores
+from tidemill.server.http import Exchange, encode
+from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.ollama.catalogue import served_name, timestamp
+from tidemill.server.ollama.errors import error_body
+from tidemill.server.ollama.options import Options
+from tidemill.server.ollama.requests import ChatRequest, GenerateRequest
+from tidemill.server.service import Service
+
+NDJSON = "application/x-ndjson"
+
+_Request = GenerateRequest | ChatRequest
+
+
+async def generate(service: Service, exchange: Exchange) -> None:
+    request = await exchange.read(GenerateRequest)
+    await _respond(service, exchange, request, nothing=not request.prompt)
+
+
+async def chat(service: Service, exchange: Exchange) -> None:
+    request = await exchange.read(ChatRequest)
+    await _respond(service, exchange, request, nothing=not request.messages)
+
+
+async def _respond(
+    service: Service, exchange: Exchange, request: _Request, *, nothing: bool
+) -> None:
+    """Answer a request; one with ``nothing`` to answer loads or unloads the model."""
+    params = request.sampling()
+    keep = request.keep_seconds()
+    name = served_name(service, request.model)
+    answer = _Answer(request)
+    if nothing and keep == 0:
+        service.check(name, exchange.tenant)
+        service.models.keep_alive(name, keep)
+        await exchange.json(answer.empty("unload"))
+        return
+    async with service.model(name, exchange.tenant) as model:
+        answer.model_ready()
+        if keep is not None:
+            service.models.keep_alive(name, keep)
+        if nothing:
+            await exchange.json(answer.empty("load"))
+        else:
+            await exchange.while_connected(
+                _generate(service, exchange, request, params, model, answer)
+            )
+
+
+async def _generate(
+    service: Service,
+    exchange: Exchange,
+    request: _Request,
+    params: SamplingParams,
+    model: LoadedModel,
+    answer: _Answer,
+) -> None:
+    prompt = await asyncio.to_thread(_prompt, request, model)
+    options = request.options or Options()
+    params = options.fit(params, len(prompt.token_ids), model.prompting.max_context)
+    async with service.generations(
+        exchange, model, [prompt], params, priority=0, salt=""
+    ) as (generation,):  # fmt: skip
+        answer.begin(model, params)
+        if request.streams:
+            async with aclosing(answer.lines(generation)) as lines:
+                await exchange.events(lines, NDJSON)
+        else:
+            await exchange.json(answer.whole(await generation.whole()))
+
+
+def _prompt(request: _Request, model: LoadedModel) -> PreparedPrompt:
+    if isinstance(request, GenerateRequest) and request.raw:
+        return model.prompting.text(request.prompt)
+    return model.prompting.continued_chat(request.chat(), **request.template_options)
+
+
+class _Answer:
+    """The answer's objects: one, or many in lines, of which the last says how it went."""
+
+    def __init__(self, request: _Request) -> None:
+        self._name = request.model
+        self._is_chat = isinstance(request, ChatRequest)
+        self._began = time.monotonic()
+        self._load_seconds = 0.0
+        self._model: LoadedModel | None = None
+        self._n_top: int | None = None
+
+    def model_ready(self) -> None:
+        self._load_seconds = time.monotonic() - self._began
+
+    def begin(self, model: LoadedModel, params: SamplingParams) -> None:
+        self._model, self._n_top = model, params.logprobs
+
+    def empty(self, reason: str) -> dict[str, Any]:
+        return {**self._object(""), "done": True, "done_reason": reason}
+
+    def whole(self, output: RequestOutput) -> dict[str, Any]:
+        (out,) = output.outputs
+        return {**self._object(out.text), **self._scores(out), **self._end(output, out)}
+
+    async def lines(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+        async for delta in generation.deltas():
+            if (failure := generation.failure) is not None:
+                yield encode(error_body(failure)) + b"\n"
+                return
+            for out in delta.outputs:
+                scores = self._scores(out)
+                if out.text or scores:
+                    yield encode({**self._object(out.text), **scores, "done": False}) + b"\n"
+                if out.finished:
+                    end = self._end(generation.builder.output, out)
+                    yield encode({**self._object(""), **end}) + b"\n"
+
+    def _object(self, text: str) -> dict[str, Any]:
+        content = {"message": {"role": "assistant", "content": text}}
+        return {
+            "model": self._name,
+            "created_at": timestamp(time.time()),
+            **(content if self._is_chat else {"response": text}),
+        }
+
+    def _scores(self, out: CompletionOutput) -> dict[str, Any]:
+        if self._n_top is None or self._model is None or not out.token_ids:
+            return {}
+        return {"logprobs": token_scores(self._model.opened.tokenizer, out, self._n_top)}
+
+    def _end(self, output: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
+        """How it ended, what it took: durations in nanoseconds. Waiting for its turn is part of
+        the whole, and of the time for the prompt."""
+        times, counts = output.metrics, TokenCounts.of(output)
+        now = time.monotonic()
+        read = times.prompt_done_time or times.first_token_time or now
+        return {
+            "done": True,
+            "done_reason": "length" if out.finish_reason == "length" else "stop",
+            "total_duration": _nanoseconds(now - self._began),
+            "load_duration": _nanoseconds(self._load_seconds),
+            "prompt_eval_count": counts.prompt,
+            "prompt_eval_duration": _nanoseconds(read - times.arrival_time),
+            "eval_count": counts.generated,
+            "eval_duration": _nanoseconds((times.last_token_time or read) - read),
+        }
+
+
+def _nanoseconds(seconds: float) -> int:
+    """At least one: clients divide by it."""
+    return max(1, round(seconds * 1e9))

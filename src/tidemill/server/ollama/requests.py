@@ -1,0 +1,191 @@
+"""Bodies of requests in Ollama's API, and what of them can be served."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tidemill.engine.errors import RequestError
+from tidemill.engine.params import SamplingParams
+from tidemill.server.ollama.options import Options, unsupported
+
+# Which values mean what happens here anyway: a prompt that is too long is an error, and nothing
+# is dropped from it. Anything else is an error, not silence.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "context": (None, []),
+    "format": (None, ""),
+    "height": (None, 0),
+    "images": (None, []),
+    "shift": (None, False),
+    "steps": (None, 0),
+    "suffix": (None, ""),
+    "template": (None, ""),
+    "truncate": (None, False),
+    "width": (None, 0),
+}
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_MESSAGE_FIELDS = frozenset(
+    {"role", "content", "images", "thinking", "tool_calls", "tool_name", "tool_call_id"}
+)
+
+
+class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What requests to generate and to chat have in common. ``keep_alive``: for how long the
+    model is kept loaded when nobody uses it; see ``keep_seconds``."""
+
+    model: str
+    stream: bool | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    # Understood, but only at the values of _ONLY.
+    format: Any = None
+    shift: Any = None
+    truncate: Any = None
+
+    @property
+    def streams(self) -> bool:
+        return self.stream is None or self.stream
+
+    @property
+    def template_options(self) -> Mapping[str, Any]:
+        """Variables of the chat template: whether the model is to think, if that was said."""
+        return {} if self.think is None else {"enable_thinking": False}
+
+    def sampling(self) -> SamplingParams:
+        """How to sample. Raises ApiError or RequestError, which name the field at fault."""
+        for name, accepted in _ONLY.items():
+            if getattr(self, name, None) not in accepted:
+                raise unsupported(name)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        n_top = (self.top_logprobs or 0) if self.logprobs else None
+        if n_top is not None and not 0 <= n_top <= 20:
+            raise RequestError("top_logprobs must be from 0 to 20", param="top_logprobs")
+        self._refuse_tools_and_thinking()
+        return (self.options or Options()).sampling(n_top)
+
+    def keep_seconds(self) -> float | None:
+        """``keep_alive`` in seconds: infinite if it is negative, None if nothing was said."""
+        return None if self.keep_alive is None else _seconds(self.keep_alive)
+
+    def _refuse_tools_and_thinking(self) -> None:
+        """The one place that says no to tools and to thinking. ``ChatRequest.chat`` converts their
+        messages already; what is missing is that answers are parsed for them (``server/tools``)."""
+        if self.think not in (None, False):
+            raise unsupported("think")
+
+
+class GenerateRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /api/generate``. ``raw``: the prompt is taken as it is, without the chat
+    template."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = None
+
+    # Understood, but only at the values of _ONLY.
+    context: Any = None
+    height: Any = None
+    images: Any = None
+    steps: Any = None
+    suffix: Any = None
+    template: Any = None
+    width: Any = None
+
+    def sampling(self) -> SamplingParams:
+        if self.raw and self.system:
+            raise RequestError("raw: there is no place for system in a raw prompt", param="raw")
+        return super().sampling()
+
+    def chat(self) -> list[dict[str, Any]]:
+        """The prompt as a conversation."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, {"role": "user", "content": self.prompt}]
+
+
+class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    """The body of ``POST /api/chat``."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+    def chat(self) -> list[dict[str, Any]]:
+        """The messages in OpenAI's form. Raises RequestError that says where one is wrong."""
+        return [_message(m, f"messages[{i}]", i) for i, m in enumerate(self.messages)]
+
+    def _refuse_tools_and_thinking(self) -> None:
+        super()._refuse_tools_and_thinking()
+        if self.tools or any(m.get("tool_calls") or m.get("role") == "tool" for m in self.messages):
+            raise unsupported("tools")
+        if any(m.get("thinking") for m in self.messages):
+            raise unsupported("thinking")
+
+
+def _message(given: Mapping[str, Any], where: str, number: int) -> dict[str, Any]:
+    extra = given.keys() - _MESSAGE_FIELDS
+    if extra:
+        raise RequestError(f"{where} has {min(extra)!r}, which is not supported", param="messages")
+    if given.get("images"):
+        raise RequestError(f"{where}.images: images are not supported here", param="messages")
+    role, content = given.get("role"), given.get("content")
+    if not isinstance(role, str) or not isinstance(content, str | None):
+        raise RequestError(f"{where} has a role and a content, which are texts", param="messages")
+    message: dict[str, Any] = {"role": role, "content": content or ""}
+    if given.get("thinking"):
+        message["reasoning_content"] = given["thinking"]
+    if calls := given.get("tool_calls"):
+        message["content"] = message["content"] or None
+        message["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]", f"call_{number}_{i}")
+            for i, call in enumerate(calls if isinstance(calls, list) else [calls])
+        ]
+    if role == "tool":
+        for name, theirs in (("name", "tool_name"), ("tool_call_id", "tool_call_id")):
+            if isinstance(given.get(theirs), str):
+                message[name] = given[theirs]
+    return message
+
+
+def _call(call: Any, where: str, made_id: str) -> dict[str, Any]:
+    """A call, with an id made up where it has none: most clients do not know of them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise RequestError(
+            f"{where} has no function with a name and arguments, an object", param="messages"
+        )
+    return {
+        "id": call["id"] if isinstance(call.get("id"), str) else made_id,
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+    }
+
+
+def _seconds(given: float | str) -> float:
+    """A number of seconds, or a text like ``1h30m`` as Go writes durations."""
+    if isinstance(given, str):
+        sign, text = (-1, given[1:]) if given[:1] == "-" else (1, given.removeprefix("+"))
+        parts = _DURATION.findall(text[:100])
+        if text == "0":
+            seconds = 0.0
+        elif parts and "".join(number + unit for number, unit in parts) == text:
+            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in parts)
+        else:
+            raise RequestError(
+                f"keep_alive is seconds or a text like '5m' or '1h30m', not {given[:40]!r}",
+                param="keep_alive",
+            )
+    else:
+        seconds = given
+    return math.inf if seconds < 0 else seconds
