@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.serving import events_of
 from tidemill.engine.errors import RequestError
 from tidemill.server.anthropic.conversation import as_chat
 from tidemill.server.anthropic.errors import write_error
-from tidemill.server.anthropic.messages import with_gaps
+from tidemill.server.anthropic.messages import Answer, with_gaps
 from tidemill.server.errors import ApiError
 
 
@@ -184,3 +186,29 @@ def test_an_error_of_the_source_is_that_of_the_stream() -> None:
             await anext(items)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_stream_that_fails_ends_with_an_error_event() -> None:
+    out = SimpleNamespace(text="So ", finished=False)
+    output = SimpleNamespace(prompt_token_ids=[1, 2], outputs=[], num_cached_tokens=0)
+    generation: Any = SimpleNamespace(builder=SimpleNamespace(output=output), failure=None)
+
+    async def deltas() -> AsyncIterator[Any]:
+        yield SimpleNamespace(outputs=[out])
+        generation.failure = ApiError(503, "the model's process died")
+        yield SimpleNamespace(outputs=[])
+
+    generation.deltas = deltas
+
+    async def run() -> bytes:
+        return b"".join([event async for event in Answer("r1", "m").events(generation)])
+
+    data = asyncio.run(asyncio.wait_for(run(), 60))
+    assert b"event: error\ndata: " in data
+    *_, said, error = events_of(data)
+    assert said["delta"] == {"type": "text_delta", "text": "So "}
+    assert error == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "the model's process died"},
+        "request_id": "r1",
+    }

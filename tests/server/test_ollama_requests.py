@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,6 +15,7 @@ import pytest
 from tidemill.engine.errors import RequestError
 from tidemill.server.errors import ApiError
 from tidemill.server.ollama.errors import write_error
+from tidemill.server.ollama.generate import Answer
 from tidemill.server.ollama.requests import ChatRequest
 
 
@@ -85,3 +90,22 @@ def test_errors_name_the_field() -> None:
     )  # fmt: skip
     full = ApiError(429, "the queue is full", code="queue_full", retry_after=1)
     assert write_error(full, "r") == (503, {"error": "the queue is full"})
+
+
+def test_a_stream_that_fails_ends_with_an_error() -> None:
+    out = SimpleNamespace(text="So ", token_ids=[1], finished=False)
+    generation: Any = SimpleNamespace(failure=None)
+
+    async def deltas() -> AsyncIterator[Any]:
+        yield SimpleNamespace(outputs=[out])
+        generation.failure = ApiError(503, "the model's process died")
+        yield SimpleNamespace(outputs=[])
+
+    generation.deltas = deltas
+
+    async def run() -> list[Any]:
+        return [json.loads(line) async for line in Answer(chat()).lines(generation)]
+
+    said, error = asyncio.run(asyncio.wait_for(run(), 60))
+    assert said["message"] == {"role": "assistant", "content": "So "}
+    assert error == {"error": "the model's process died"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
@@ -37,6 +37,21 @@ class ApiError(Exception):
         self.code = code
         self.kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
         self.retry_after = retry_after
+
+
+def unsupported(name: str) -> ApiError:
+    """For a parameter that is known, but not served at the value that it has."""
+    return ApiError(
+        400, f"{name} is not supported here; leave it out", param=name,
+        code="unsupported_parameter",
+    )  # fmt: skip
+
+
+def check_only(fields: object, accepted: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Raises ApiError for an attribute of ``fields`` that has none of its accepted values."""
+    for name, values in accepted.items():
+        if getattr(fields, name, None) not in values:
+            raise unsupported(where + name)
 
 
 ErrorWriter = Callable[[ApiError, str], tuple[int, Any]]

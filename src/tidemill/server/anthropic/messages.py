@@ -51,7 +51,7 @@ async def _answer(
     prompt = await asyncio.to_thread(
         model.prompting.continued_chat, chat, **request.template_options
     )
-    answer = _Answer(exchange.id, model.config.name)
+    answer = Answer(exchange.id, model.config.name)
     async with service.generations(
         exchange, model, [prompt], params, priority=0, salt=""
     ) as (generation,):  # fmt: skip
@@ -62,7 +62,7 @@ async def _answer(
             await exchange.json(answer.whole(await generation.whole()))
 
 
-class _Answer:
+class Answer:
     """The answer's message, whole or in events."""
 
     def __init__(self, id: str, model: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.server.anthropic.conversation import as_chat
-from tidemill.server.errors import ApiError
+from tidemill.server.errors import check_only, unsupported
 
 # What clients may send, and which values mean what happens here anyway. ``cache_control`` is not
 # among them: prefixes are always cached. Anything else is an error, not silence.
@@ -56,9 +56,7 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     def chat(self) -> list[dict[str, Any]]:
         """The conversation as chat messages. Raises ApiError or RequestError, which name the
         field, for what cannot be served."""
-        for name, accepted in _ONLY.items():
-            if getattr(self, name) not in accepted:
-                raise _unsupported(name)
+        check_only(self, _ONLY)
         if not self.messages:
             raise RequestError("messages is empty", param="messages")
         chat = as_chat(self.system, self.messages)
@@ -74,13 +72,13 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         """The one place that says no to tools and to thinking. ``as_chat`` converts their blocks
         already; what is missing is that answers are parsed for them (``server/tools``)."""
         if self.tools or any(m["role"] == "tool" or "tool_calls" in m for m in chat):
-            raise _unsupported("tools")
+            raise unsupported("tools")
         if self.tool_choice not in (None, {"type": "none"}):
-            raise _unsupported("tool_choice")
+            raise unsupported("tool_choice")
         if self.thinking not in (None, {"type": "disabled"}) or any(
             "reasoning_content" in m for m in chat
         ):
-            raise _unsupported("thinking")
+            raise unsupported("thinking")
 
 
 class MessagesRequest(ConversationFields, kw_only=True, forbid_unknown_fields=True):
@@ -116,10 +114,3 @@ class MessagesRequest(ConversationFields, kw_only=True, forbid_unknown_fields=Tr
 
 class CountTokensRequest(ConversationFields, kw_only=True, forbid_unknown_fields=True):
     """The body of ``POST /v1/messages/count_tokens``."""
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError(
-        400, f"{name} is not supported here; leave it out", param=name,
-        code="unsupported_parameter",
-    )  # fmt: skip

@@ -17,10 +17,10 @@ import msgspec
 from tidemill.llm.description import ModelDescription, describe_model
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.server.config import ModelConfig
-from tidemill.server.errors import ApiError, ModelUnavailable
+from tidemill.server.errors import ApiError, ModelUnavailable, unsupported
 from tidemill.server.http import Exchange
 from tidemill.server.models import Entry
-from tidemill.server.ollama.options import Options, unsupported
+from tidemill.server.ollama.options import Options
 from tidemill.server.service import Service
 
 API_VERSION = "0.12.11"

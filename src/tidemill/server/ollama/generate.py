@@ -42,7 +42,7 @@ async def _respond(
     params = request.sampling()
     keep = request.keep_seconds()
     name = served_name(service, request.model)
-    answer = _Answer(request)
+    answer = Answer(request)
     if nothing and keep == 0:
         service.check(name, exchange.tenant)
         service.models.keep_alive(name, keep)
@@ -66,7 +66,7 @@ async def _generate(
     request: _Request,
     params: SamplingParams,
     model: LoadedModel,
-    answer: _Answer,
+    answer: Answer,
 ) -> None:
     prompt = await asyncio.to_thread(_prompt, request, model)
     options = request.options or Options()
@@ -88,7 +88,7 @@ def _prompt(request: _Request, model: LoadedModel) -> PreparedPrompt:
     return model.prompting.continued_chat(request.chat(), **request.template_options)
 
 
-class _Answer:
+class Answer:
     """The answer's objects: one, or many in lines, of which the last says how it went."""
 
     def __init__(self, request: _Request) -> None:

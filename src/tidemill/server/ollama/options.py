@@ -10,7 +10,7 @@ import msgspec
 
 from tidemill.engine.errors import ContextLengthError, RequestError
 from tidemill.engine.params import SamplingParams
-from tidemill.server.errors import ApiError
+from tidemill.server.errors import ApiError, check_only
 
 # What clients may send, and which values mean what happens here anyway. How a model is loaded is
 # the server's settings, not a request's. Anything else is an error, not silence.
@@ -77,9 +77,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def sampling(self, logprobs: int | None) -> SamplingParams:
         """How to sample. Raises ApiError or RequestError, which name the option at fault."""
-        for name, accepted in _ONLY.items():
-            if getattr(self, name) not in accepted:
-                raise unsupported(f"options.{name}")
+        check_only(self, _ONLY, "options.")
         penalty = 1.0 if self.repeat_penalty is None else self.repeat_penalty
         if self.repeat_last_n == 0:  # over no tokens
             penalty = 1.0
@@ -130,13 +128,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
                 f"generated (num_predict), together more than options.num_ctx, {context}"
             )
         return replace(params, max_tokens=room) if wanted is None else params
-
-
-def unsupported(name: str) -> ApiError:
-    return ApiError(
-        400, f"{name} is not supported here; leave it out", param=name,
-        code="unsupported_parameter",
-    )  # fmt: skip
 
 
 def _renamed(error: RequestError) -> RequestError:

@@ -12,7 +12,8 @@ import msgspec
 
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
-from tidemill.server.ollama.options import Options, unsupported
+from tidemill.server.errors import check_only, unsupported
+from tidemill.server.ollama.options import Options
 
 # Which values mean what happens here anyway: a prompt that is too long is an error, and nothing
 # is dropped from it. Anything else is an error, not silence.
@@ -63,9 +64,7 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     def sampling(self) -> SamplingParams:
         """How to sample. Raises ApiError or RequestError, which name the field at fault."""
-        for name, accepted in _ONLY.items():
-            if getattr(self, name, None) not in accepted:
-                raise unsupported(name)
+        check_only(self, _ONLY)
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
         n_top = (self.top_logprobs or 0) if self.logprobs else None

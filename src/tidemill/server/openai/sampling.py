@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tidemill.engine.params import SamplingParams
-from tidemill.server.errors import ApiError
+from tidemill.server.errors import ApiError, check_only
 
 # What other servers' clients may send, and which values mean what happens here anyway. Anything
 # else is an error, not silence.
@@ -101,15 +101,7 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ApiError 400 for a field that is known but not served at this value."""
-        for name, accepted in _ONLY.items():
-            value = getattr(self, name)
-            if value not in accepted:
-                raise ApiError(
-                    400,
-                    f"{name} is not supported here; leave it out",
-                    param=name,
-                    code="unsupported_parameter",
-                )
+        check_only(self, _ONLY)
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 400, "stream_options is only for streams", param="stream_options",
