@@ -106,7 +106,8 @@ class GgmlTools(Peer):
             return process_figures(work, [*batched, "-ntg", "1"])
         if work.streams == 1 and work.prompt <= 512:
             return self._bench(common, work, settings)
-        rows = batched_rows(run([*batched, "-ntg", str(max(work.generate, 1))]))
+        # llama.cpp prints its table to standard output, its fork to standard error.
+        rows = batched_rows("\n".join(run([*batched, "-ntg", str(max(work.generate, 1))])))
         if not rows:
             raise RuntimeError("llama-batched-bench printed no figures")
         prefill, decode = rows[-1]
@@ -119,7 +120,7 @@ class GgmlTools(Peer):
     def _bench(self, common: Sequence[str], work: Work, settings: Settings) -> Figures:
         prompt = work.prompt if "prefill" in work.figures else 0
         generate = work.generate if "decode" in work.figures else 0
-        output = run(
+        output, _ = run(
             [str(self.tools / "llama-bench"), *common, *self.bench_options(settings),
              "-p", str(prompt), "-n", str(generate), "-r", str(work.repeats), "-o", "json"]
         )  # fmt: skip
@@ -138,8 +139,9 @@ def batched_rows(output: str) -> list[tuple[float, float]]:
     return rows
 
 
-def run(command: Sequence[str]) -> str:
-    """Standard output of a tool, run in a folder of its own: some leave log files behind."""
+def run(command: Sequence[str]) -> tuple[str, str]:
+    """Standard output and standard error of a tool, run in a folder of its own: some leave log
+    files behind."""
     with tempfile.TemporaryDirectory(prefix="peer-") as folder:
         done = subprocess.run(
             command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -148,4 +150,4 @@ def run(command: Sequence[str]) -> str:
         raise RuntimeError(
             f"{Path(command[0]).name}: exit status {done.returncode}: {tail(done.stderr)}"
         )
-    return done.stdout.decode(errors="replace")
+    return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
