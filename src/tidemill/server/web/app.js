@@ -47,7 +47,7 @@ class Models {
     } catch (error) {
       this.none(error.status === 401 ? "needs a key" : "not reachable");
       if (error.status === 401) {
-        if (await askForKey(error.message)) await this.load();
+        askForKey(error.message); // loads them when it has one
       } else setTimeout(() => this.load(), MODELS_AGAIN_MS);
     }
   }
@@ -74,6 +74,7 @@ function askForKey(message) {
         const value = $("key-input").value.trim();
         if (dialog.returnValue !== "use" || !value) return resolve(false);
         api.key.set(value);
+        models.load();
         resolve(true);
       },
       { once: true },
@@ -94,9 +95,7 @@ const chat = new Chat(models, askForKey);
 const live = new Live($("live"), askForKey);
 
 $("key").hidden = !api.key.get();
-$("key").addEventListener("click", async () => {
-  if (await askForKey("")) models.load();
-});
+$("key").addEventListener("click", () => askForKey(""));
 
 // ---- views and panels
 

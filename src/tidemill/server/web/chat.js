@@ -225,8 +225,9 @@ export class Chat {
     const at = messages.indexOf(message);
     if (at < 0) return;
     const end = message.role === "user" ? at + 1 : at;
-    const lost = messages.length - end;
-    if (lost > 1) this.cut(messages[end], lost, "The messages after it were removed.");
+    const lost = messages.slice(end);
+    const words = lost.length > 1 ? "The messages after it were removed." : "The earlier answer was removed.";
+    if (lost.some(({ content }) => content)) this.cut(lost[0], lost.length, words);
     else messages.splice(end);
     this.following = true;
     this.respond();

@@ -100,6 +100,7 @@ export class Live {
       this.choice.replaceChildren(...options.map(([value, text]) => h("option", { value, text })));
       this.model = states.some(([name]) => name === this.model) ? this.model : "";
       this.choice.value = this.model;
+      this.choice.hidden = states.length < 2;
     }
     this.show();
   }

@@ -17,6 +17,7 @@ export class Sidebar {
 
   show(current = this.current) {
     this.current = current;
+    if (this.renaming) return; // shown once that is over
     this.list.replaceChildren(...store.all().map((conversation) => this.item(conversation)));
   }
 
@@ -50,6 +51,7 @@ export class Sidebar {
     const end = (keep) => {
       if (over) return;
       over = true;
+      this.renaming = false;
       const title = input.value.trim();
       if (keep && title && title !== conversation.title) {
         // Loaded anew: an answer may have gone on meanwhile.
@@ -71,6 +73,7 @@ export class Sidebar {
         blur: () => end(true),
       },
     });
+    this.renaming = true;
     item.replaceChildren(input);
     input.select();
   }

@@ -80,10 +80,16 @@ export function titleOf(conversation) {
 
 /** What the server is asked: the conversation up to `count` messages, with its settings. */
 export function requestOf(conversation, count) {
-  const messages = conversation.messages
-    .slice(0, count)
-    .filter((message) => message.role !== "assistant" || message.content)
-    .map((message) => ({ role: message.role, content: contentOf(message) }));
+  const messages = [];
+  for (const message of conversation.messages.slice(0, count)) {
+    const { role } = message;
+    const content = contentOf(message);
+    const last = messages[messages.length - 1];
+    if (role === "assistant" && !content) continue; // it failed
+    // Many templates want the roles to alternate.
+    if (last?.role === role) last.content += `\n\n${content}`;
+    else messages.push({ role, content });
+  }
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return { model: conversation.model, messages, ...conversation.params };
 }
