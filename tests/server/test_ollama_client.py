@@ -383,6 +383,11 @@ def test_how_long_a_model_stays(tiny_chat_model: Path, tmp_path: Path) -> None:
         assert known.size == loaded.size
         assert client.show("tiny").capabilities == ["completion"]
         assert not client.ps().models
+        assert client.chat("tiny", MESSAGES, options=GREEDY).eval_count == 24
+        (loaded,) = client.ps().models  # what was said before the unloading holds no more
+        assert loaded.expires_at is not None
+        assert loaded.expires_at.year == 9999
+        assert client.generate("tiny", keep_alive="30m").done_reason == "load"
         assert client.chat("tiny", MESSAGES, options=GREEDY, keep_alive="-1m").eval_count == 24
         (loaded,) = client.ps().models
         assert loaded.expires_at is not None

@@ -66,7 +66,7 @@ def test_a_call_that_is_none(call: Any) -> None:
     [
         (None, None), (0, 0), (90, 90), (1.5, 1.5), (-1, math.inf), ("5m", 300), ("1h30m", 5400),
         ("1.5s", 1.5), (".5h", 1800), ("250ms", 0.25), ("-1m", math.inf), ("0", 0), ("+10s", 10),
-        ("7us", 7e-6),
+        ("7us", 7e-6), (1e300, math.inf), ("9" * 90 + "h", math.inf),
     ],
 )  # fmt: skip
 def test_durations_are_numbers_or_as_go_writes_them(given: Any, seconds: float | None) -> None:

@@ -288,7 +288,7 @@ class Models:
         """Free the model's memory once its requests have ended; new ones load it anew."""
         entry = self.entry(name)
         model, entry.model = entry.model, None
-        entry.unloaded = True
+        entry.unloaded, entry.keep_alive = True, None
         if model is not None:
             await model.until_unused()
             await model.worker.close()
@@ -313,9 +313,12 @@ class Models:
         await asyncio.gather(*(m.worker.close() for m in models))
 
     def keep_alive(self, name: str, seconds: float) -> None:
-        """Keep the model loaded for so long when nobody uses it (infinite: for ever), instead of
-        what the settings say. A pinned one stays anyway. Raises ApiError 404."""
-        self.entry(name).keep_alive = seconds
+        """Keep the model, if it is loaded, for so long when nobody uses it (infinite: for ever)
+        instead of what the settings say, which hold again once it has been unloaded. A pinned one
+        stays anyway. Raises ApiError 404."""
+        entry = self.entry(name)
+        if entry.model is not None:
+            entry.keep_alive = seconds
 
     def seconds_left(self, entry: Entry) -> float:
         """After how long a loaded model is unloaded if nobody uses it from now on."""

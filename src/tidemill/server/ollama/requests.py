@@ -31,6 +31,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_LONGEST = 1e9  # seconds; beyond that it is for ever
 _MESSAGE_FIELDS = frozenset(
     {"role", "content", "images", "thinking", "tool_calls", "tool_name", "tool_call_id"}
 )
@@ -187,4 +188,4 @@ def _seconds(given: float | str) -> float:
             )
     else:
         seconds = given
-    return math.inf if seconds < 0 else seconds
+    return seconds if 0 <= seconds <= _LONGEST else math.inf
