@@ -301,9 +301,14 @@ class Engine:
             logits = self._forward(spans)
             rows, sequences = [], []
             for span in spans:
-                if span.last_row >= 0 and span.sequence.may_grow and self._has_mask(span.sequence):
+                sequence = span.sequence
+                if (
+                    span.last_row >= 0
+                    and sequence.may_grow
+                    and (sequence.constrained is None or self._has_mask(sequence))
+                ):
                     rows.append(span.last_row)
-                    sequences.append(span.sequence)
+                    sequences.append(sequence)
             choices = self._sampler.sample(logits, rows, sequences)
         except Exception as error:
             drafted = any(span.drafts for span in spans)
