@@ -22,6 +22,7 @@ namespace nb = nanobind;
 
 namespace {
 
+using tidemill::Adjustment;
 using tidemill::RowResult;
 using tidemill::RowStatus;
 using tidemill::Sampler;
@@ -35,6 +36,8 @@ using Logits = Array<const float, 2>;
 
 // What to add to the logits of one row: its place among the rows, token ids and values.
 using Bias = std::tuple<std::size_t, Array<const std::int32_t, 1>, Array<const float, 1>>;
+// What one row may choose from: its place among the rows, a bit for each token.
+using Mask = std::tuple<std::size_t, Array<const std::uint32_t, 1>>;
 
 // Results of up to `rows` rows; nb::ndarray members keep the NumPy arrays alive.
 struct Results {
@@ -98,7 +101,8 @@ class BatchSampler {
   // The tokens chosen; where there is none, the negative status.
   std::vector<std::int32_t> sample(const Logits& logits, const std::vector<std::int32_t>& at,
                                    const std::vector<std::int32_t>& slots,
-                                   const std::vector<Bias>& biases) {
+                                   const std::vector<Bias>& biases,
+                                   const std::vector<Mask>& masks) {
     const std::size_t n = at.size();
     check_logits(logits);
     if (slots.size() != n || n > results_.capacity()) {
@@ -111,12 +115,19 @@ class BatchSampler {
       check_index(slots[i], rows_.shape(0), "slot");
       work += microseconds(row_of(slots[i]));
     }
-    std::vector<const Bias*> bias_of(n, nullptr);
-    for (const Bias& bias : biases) {
-      const auto& [i, ids, values] = bias;
+    std::vector<Adjustment> adjustments(n);
+    for (const auto& [i, ids, values] : biases) {
       if (i >= n) throw std::out_of_range("a bias of a row that there is not");
       if (ids.size() != values.size()) throw std::invalid_argument("a bias of unequal lengths");
-      bias_of[i] = &bias;
+      adjustments[i].ids = {ids.data(), ids.size()};
+      adjustments[i].bias = {values.data(), values.size()};
+    }
+    for (const auto& [i, bits] : masks) {
+      if (i >= n) throw std::out_of_range("a mask of a row that there is not");
+      if (bits.size() < (static_cast<std::size_t>(vocab_size_) + 31) / 32) {
+        throw std::invalid_argument("a mask shorter than the vocabulary");
+      }
+      adjustments[i].allowed = {bits.data(), bits.size()};
     }
     std::vector<std::int32_t> tokens(n);
     nb::gil_scoped_release released;
@@ -125,15 +136,9 @@ class BatchSampler {
       const SamplingRow row = row_of(slots[i]);
       const std::size_t width = history_.shape(1);
       const auto length = std::min(width, static_cast<std::size_t>(std::max(row.n_tokens, 0)));
-      std::span<const std::int32_t> ids;
-      std::span<const float> values;
-      if (bias_of[i] != nullptr) {
-        ids = {std::get<1>(*bias_of[i]).data(), std::get<1>(*bias_of[i]).size()};
-        values = {std::get<2>(*bias_of[i]).data(), ids.size()};
-      }
       const RowResult result =
           sampler.sample(row_at(logits, at[i]), row, {history_.data() + slot * width, length},
-                         ids, values, results_.ids_of(i), results_.top_of(i));
+                         adjustments[i], results_.ids_of(i), results_.top_of(i));
       results_.put(i, result);
       tokens[i] = result.status == RowStatus::kOk ? result.token
                                                   : -static_cast<std::int32_t>(result.status);
@@ -254,9 +259,11 @@ void bind_sampling(nb::module_& m) {
            nb::arg("results"), nb::arg("threads") = 1)
       .def("sample", &BatchSampler::sample, nb::arg("logits"),
            nb::arg("at"), nb::arg("slots"), nb::arg("biases"),
+           nb::arg("masks") = nb::list(),
            "Result i is for logits row at[i] under the parameters and history of slots[i]; gives "
            "the tokens, where there is none the negative status. A bias is (i, token ids, what "
-           "to add to their logits).")
+           "to add to their logits); a mask (i, uint32 words with a bit for each token that "
+           "may be chosen).")
       .def("score", &BatchSampler::score, nb::arg("logits"), nb::arg("first"),
            nb::arg("tokens").noconvert(), nb::arg("n_top"), nb::arg("results"),
            "Log-probability, rank and top list of tokens[i] by logits row first + i.");

@@ -128,7 +128,7 @@ struct Sampler::Scratch {
   const SamplingKernels& passes;
   std::int32_t vocab;
   std::int32_t n_blocks;
-  std::vector<float> adjusted;          // the logits after penalties and bias
+  std::vector<float> adjusted;          // the logits after penalties and adjustment
   std::vector<std::int32_t> counts;     // of output tokens; all zero between calls
   std::vector<std::uint8_t> in_prompt;  // likewise
   std::vector<float> maxima;            // of each block of the current logits
@@ -332,18 +332,32 @@ struct Sampler::Scratch {
     return last;
   }
 
-  // The logits with penalties and bias: `x` itself if there are none, else the copy.
+  // The logits with penalties and adjustment: `x` itself if there are none, else the copy.
   const float* adjust(const float* x, const SamplingRow& row, std::span<const std::int32_t> history,
-                      std::span<const std::int32_t> bias_ids, std::span<const float> bias) {
+                      const Adjustment& adjustment) {
     const bool penalties = row.repetition_penalty != 1.0F || row.presence_penalty != 0.0F ||
                            row.frequency_penalty != 0.0F;
-    if (!penalties && bias_ids.empty()) return x;
+    if (!penalties && adjustment.ids.empty() && adjustment.allowed.empty()) return x;
     std::copy(x, x + vocab, adjusted.begin());
     if (penalties) penalise(row, history);
-    for (std::size_t i = 0; i < bias_ids.size(); ++i) {
-      if (known(bias_ids[i])) adjusted[static_cast<std::size_t>(bias_ids[i])] += bias[i];
+    for (std::size_t i = 0; i < adjustment.ids.size(); ++i) {
+      const std::int32_t id = adjustment.ids[i];
+      if (known(id)) adjusted[static_cast<std::size_t>(id)] += adjustment.bias[i];
     }
+    if (!adjustment.allowed.empty()) forbid_others(adjustment.allowed);
     return adjusted.data();
+  }
+
+  // Makes every token impossible that has no bit in `allowed`.
+  void forbid_others(std::span<const std::uint32_t> allowed) {
+    for (std::size_t word = 0; word * 32 < adjusted.size(); ++word) {
+      const std::size_t first = word * 32;
+      const std::size_t n = std::min<std::size_t>(32, adjusted.size() - first);
+      const std::uint32_t bits = word < allowed.size() ? allowed[word] : 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        adjusted[first + i] = (bits >> i & 1U) != 0 ? adjusted[first + i] : -kInfinity;
+      }
+    }
   }
 
   bool known(std::int32_t id) const { return id >= 0 && id < vocab; }
@@ -410,8 +424,8 @@ std::int32_t Sampler::vocab_size() const { return scratch_->vocab; }
 
 RowResult Sampler::sample(const float* logits, const SamplingRow& row,
                           std::span<const std::int32_t> history,
-                          std::span<const std::int32_t> bias_ids, std::span<const float> bias,
-                          std::span<std::int32_t> top_ids, std::span<float> top_logprobs) {
+                          const Adjustment& adjustment, std::span<std::int32_t> top_ids,
+                          std::span<float> top_logprobs) {
   Scratch& s = *scratch_;
   RowResult result{-1, 0.0F, 0, RowStatus::kOk};
   bool finite = true;
@@ -421,7 +435,7 @@ RowResult Sampler::sample(const float* logits, const SamplingRow& row,
     return result;
   }
   float maximum = raw_maximum;
-  const float* x = s.adjust(logits, row, history, bias_ids, bias);
+  const float* x = s.adjust(logits, row, history, adjustment);
   if (x != logits) {
     // Forbidden tokens are -inf: only the maximum must be finite.
     maximum = s.block_maxima(x, finite);

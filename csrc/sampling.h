@@ -3,7 +3,7 @@
 // Order and meaning (those of vLLM and the OpenAI API, where they define one):
 //   1. the reported log-probabilities and ranks: of the logits as the model gave them;
 //   2. repetition penalty (Keskar et al. 2019; over prompt and output), frequency and presence
-//      penalties (over the output), then the logit bias;
+//      penalties (over the output), then the logit bias, then what a grammar allows;
 //   3. temperature; below kGreedyBelow the choice is the argmax, the lowest id among equals;
 //   4. top-k (exactly k; the lowest ids among equals), then top-p (Holtzman et al. 2020) over what
 //      top-k left, min-p (Nguyen et al. 2024), then typical (Meister et al. 2022) over what the
@@ -47,12 +47,19 @@ static_assert(sizeof(SamplingRow) == 56);
 enum class RowStatus : std::uint8_t {
   kOk = 0,
   kNotFinite = 1,   // the model gave a NaN or infinite logit
-  kNothingLeft = 2  // the bias forbids every token, or penalties overflowed
+  kNothingLeft = 2  // every token is forbidden, or penalties overflowed
 };
 
 // Below this temperature sampling is greedy: its distribution would be the argmax's anyway, up to
 // ties closer than the noise of the logits.
 inline constexpr float kGreedyBelow = 1e-3F;
+
+// What a request changes in a row of logits beyond what its parameters say.
+struct Adjustment {
+  std::span<const std::int32_t> ids;       // tokens whose logits `bias` is added to
+  std::span<const float> bias;             // -inf forbids one
+  std::span<const std::uint32_t> allowed;  // bit t % 32 of word t / 32 allows token t; empty: all
+};
 
 // Where one row's results go. `top_ids` and `top_logprobs` have room for `top_capacity` entries.
 struct RowResult {
@@ -77,12 +84,11 @@ class Sampler {
   std::int32_t vocab_size() const;
 
   // Samples from `logits` (vocab_size). `history` are the row's n_tokens tokens (read only where a
-  // penalty is on); `bias_ids` and `bias` are added to the logits (-inf forbids a token).
-  // Reports log-probabilities if row.top_logprobs >= 0; unused places of the top lists stay -1.
+  // penalty is on). Reports log-probabilities if row.top_logprobs >= 0; unused places of the top
+  // lists stay -1.
   RowResult sample(const float* logits, const SamplingRow& row,
-                   std::span<const std::int32_t> history, std::span<const std::int32_t> bias_ids,
-                   std::span<const float> bias, std::span<std::int32_t> top_ids,
-                   std::span<float> top_logprobs);
+                   std::span<const std::int32_t> history, const Adjustment& adjustment,
+                   std::span<std::int32_t> top_ids, std::span<float> top_logprobs);
 
   // The log-probability and rank of a token that is already known (prompt log-probabilities).
   RowResult score(const float* logits, std::int32_t token, std::int32_t n_top,

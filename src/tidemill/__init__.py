@@ -9,11 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "Grammar",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from tidemill.engine.params import SamplingParams
     from tidemill.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
+    from tidemill.text.grammar import Grammar
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +31,10 @@ def __getattr__(name: str) -> Any:
         from tidemill.engine.params import SamplingParams
 
         return SamplingParams
+    if name == "Grammar":
+        from tidemill.text.grammar import Grammar
+
+        return Grammar
     if name in __all__:
         from tidemill import llm
 

@@ -64,6 +64,7 @@ class BatchSampler:
         at: Sequence[int],
         slots: Sequence[int],
         biases: Sequence[tuple[int, npt.NDArray[np.int32], npt.NDArray[np.float32]]],
+        masks: Sequence[tuple[int, npt.NDArray[np.uint32]]] = ...,
     ) -> list[int]: ...
     def score(
         self,

@@ -151,6 +151,13 @@ def send_request(connection: socket.socket, path: str, body: Any) -> None:
     connection.sendall(head.encode() + data)
 
 
+def begin_request(server: Server, path: str, body: Any) -> socket.socket:
+    """A connection on which a request has been sent, and nothing read yet."""
+    connection = server.connect()
+    send_request(connection, path, body)
+    return connection
+
+
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for something that the server is about to do."""
     deadline = time.monotonic() + seconds

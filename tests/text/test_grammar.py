@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tidemill.text.grammar import MAX_TEXT, Grammar, GrammarCompiler, GrammarError, GrammarMatcher
+from tidemill.text.grammar import MAX_TEXT, Grammar, GrammarError
+from tidemill.text.grammar_masks import GrammarCompiler, GrammarMatcher
 
 WORDS = [b"ab", b'{"', b'":', b'", ', b"true", b' "', b"}}", b"12", "é".encode(), "世".encode()]
 

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.step_time import StepCosts
 from tidemill.records import dataclass
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+class Constraint(Protocol):
+    """Follows one answer and says which tokens may come next. Not used by two threads at once."""
+
+    def copy(self) -> Constraint:
+        """Another answer from here on."""
+        ...
+
+    def fill(self, mask: npt.NDArray[np.uint32]) -> None:
+        """Set bit t % 32 of mask[t // 32] for each token t that may come next, clear the others.
+        Where the answer may end these include the end tokens. May raise: the answer then fails."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by a token; False if it may not come here."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but an end token may come."""
+        ...
+
+
+class Aside(Protocol):
+    """Runs work beside the engine's own, on another thread, one piece after the other."""
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Begin ``work``; what comes back waits for its end and raises what it raised."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +52,7 @@ class Request:
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
+    ``constraint``: what its answers must look like, at their start.
     """
 
     id: str
@@ -26,6 +61,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     continues_text: bool = False
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

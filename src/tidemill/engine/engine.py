@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tidemill.backends.base import Runner
 from tidemill.engine.base import (
+    Aside,
     EngineConfig,
     EngineStats,
     ErrorEvent,
@@ -29,6 +30,7 @@ from tidemill.engine.base import (
     Request,
     TokenEvent,
 )
+from tidemill.engine.constrained import Constrained
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.output import OutputText
@@ -50,7 +52,7 @@ class Engine:
     streams of requests that bring no seed of their own (None: from the operating system, once).
     ``proposer`` guesses tokens ahead, which changes no output (see speculation.py). ``clock``
     (seconds) times the steps, so that chunks and guesses fit the machine; without one, they go by
-    ``EngineConfig.step_costs``.
+    ``EngineConfig.step_costs``. ``aside`` runs what can be done while a forward step runs.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Engine:
         entropy: int | None = None,
         proposer: Proposer | None = None,
         clock: Callable[[], float] | None = None,
+        aside: Aside | None = None,
     ) -> None:
         for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
             if getattr(config, name) < 1:
@@ -90,6 +93,7 @@ class Engine:
         self._kv = KVBlocks(kv.n_blocks, kv.block_size)
         self.step_time = StepTimeModel(config.step_costs)
         self._clock = clock
+        self._aside = aside
         self._forwards = 0  # tried in this step
         self._work: Work | None = None  # of the last one that succeeded
         self._scheduler = Scheduler(
@@ -229,7 +233,10 @@ class Engine:
         text = None
         if self._tokenizer is not None and self._texts is not None:
             text = OutputText(self._tokenizer, self._texts, group.request)
-        sequence = Sequence(group, len(group.samples), text)
+        constrained = None
+        if (constraint := group.request.constraint) is not None:
+            constrained = Constrained(constraint, self._vocab_size)
+        sequence = Sequence(group, len(group.samples), text, constrained)
         group.samples.append(sequence)
         return sequence
 
@@ -294,9 +301,14 @@ class Engine:
             logits = self._forward(spans)
             rows, sequences = [], []
             for span in spans:
-                if span.last_row >= 0 and span.sequence.may_grow:
+                sequence = span.sequence
+                if (
+                    span.last_row >= 0
+                    and sequence.may_grow
+                    and (sequence.constrained is None or self._has_mask(sequence))
+                ):
                     rows.append(span.last_row)
-                    sequences.append(span.sequence)
+                    sequences.append(sequence)
             choices = self._sampler.sample(logits, rows, sequences)
         except Exception as error:
             drafted = any(span.drafts for span in spans)
@@ -310,6 +322,8 @@ class Engine:
                     self._run([span])
             return
         for span in spans:
+            if span.sequence.slot < 0:  # its request has failed just now
+                continue
             span.sequence.drafted += len(span.drafts)
             self._scheduler.commit(span.sequence, span.n - len(span.drafts))
         for span in spans:
@@ -323,8 +337,31 @@ class Engine:
         if self._speculator is not None:
             self._accept_drafts(self._speculator, [s for s in spans if s.drafts], logits)
 
+    @staticmethod
+    def _begin_masks(aside: Aside, spans: list[Span]) -> None:
+        """Begin to find out what may come after ``spans``, where that is constrained."""
+        for span in spans:
+            if span.last_row >= 0 and (constrained := span.sequence.constrained) is not None:
+                constrained.begin(aside)
+
+    def _has_mask(self, sequence: Sequence) -> bool:
+        """Whether a token can be chosen for ``sequence``: it is open what comes next, or known
+        what may. If its constraint fails, so does its request, and no other."""
+        if sequence.constrained is None:
+            return True
+        if sequence.group.closed:
+            return False
+        try:
+            sequence.constrained.mask()
+        except Exception as error:
+            self._fail(sequence.group, f"the answer's grammar failed: {error}")
+            return False
+        return True
+
     def _forward(self, spans: list[Span]) -> npt.NDArray[np.float32]:
         batch = self._table.batch(spans)
+        if self._aside is not None:
+            self._begin_masks(self._aside, spans)
         self._forwards += 1
         logits = self._runner.forward(batch)
         if self._clock is not None:
@@ -356,7 +393,7 @@ class Engine:
                 self._finish(sample, "length")
             return []
         copies = [self._scheduler.fork(sequence, sample) for sample in others]
-        forked = [sample for sample in others if sample.slot >= 0]
+        forked = [s for s in others if s.slot >= 0 and self._has_mask(s)]
         choices = self._sampler.sample(logits, [span.last_row] * len(forked), forked)
         if pairs := [copy for copy in copies if copy is not None]:
             self._runner.copy_blocks(pairs)
@@ -408,6 +445,8 @@ class Engine:
         elif output is not None:
             text, stop = output.push(token, may_stop=len(sequence.tokens) >= group.least)
             ended = stop is not None
+        if sequence.constrained is not None and not ended:
+            ended = sequence.constrained.accept(token)
         event = TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs)
         self._tell(sequence, event)
         if ended or not sequence.may_grow:
@@ -435,9 +474,11 @@ class Engine:
                 if right:
                     self._scheduler.commit(sequence, 1)
                     sequence.accepted += 1
-                    going.append(span)
-                else:
-                    speculator.settle(span, depth, ended=ended)
+                    if self._has_mask(sequence):
+                        going.append(span)
+                        continue
+                    ended = True
+                speculator.settle(span, depth, ended=ended)
             if not going:
                 return
             rows = [span.last_row + 1 + depth for span in going]

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill.engine.errors import RequestError
 from tidemill.records import dataclass
+from tidemill.text.grammar import Grammar
 
 MAX_SAMPLES = 128  # n and best_of
 MAX_LOGPROBS = 20  # top tokens reported per position
@@ -53,6 +54,8 @@ class SamplingParams:
     ignore_eos: the model's own end tokens do not end the output.
     logprobs, prompt_logprobs: how many top tokens to report with each token of the output or the
         prompt (0: only the token itself; None: nothing).
+    grammar: what the output's text must look like; the output ends when nothing more can follow.
+        What ends it early (max_tokens, stop) can leave it unfinished.
     echo: text, token ids and logprobs of every output begin with the prompt's. Stop strings,
         min_tokens, max_tokens and cumulative log-probabilities are about what follows it.
 
@@ -78,6 +81,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
     echo: bool = False
     skip_special_tokens: bool = True
 
@@ -107,6 +111,10 @@ class SamplingParams:
         for name in ("ignore_eos", "echo", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false", param=name)
+        if not isinstance(self.grammar, Grammar | None):
+            raise RequestError(
+                f"grammar must be a tidemill.Grammar, not {_shown(self.grammar)}", param="grammar"
+            )
         self._check_stops()
         self._check_bias()
 

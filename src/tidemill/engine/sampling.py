@@ -116,15 +116,18 @@ class Sampler:
         self, logits: npt.NDArray[np.float32], rows: Seq[int], sequences: Seq[Sequence]
     ) -> list[Choice]:
         """The next token of each of ``sequences`` by its row of ``logits``."""
-        slots, biases, scored = [], [], []
+        slots, biases, masks, scored = [], [], [], []
         for i, sequence in enumerate(sequences):
             slots.append(sequence.slot)
             group = sequence.group
             if group.biased and (bias := sequence.bias) is not None:
                 biases.append((i, *bias))
+            if sequence.constrained is not None:
+                masks.append((i, sequence.constrained.mask()))
             if group.scored:
                 scored.append(i)
-        choices = list(map(Choice, sequences, self._native.sample(logits, rows, slots, biases)))
+        tokens = self._native.sample(logits, rows, slots, biases, masks)
+        choices = list(map(Choice, sequences, tokens))
         for i in scored:
             choice = choices[i]
             if choice.token >= 0:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill.engine.base import FinishEvent, Request, TokenEvent, TokenLogprob
+from tidemill.engine.constrained import Constrained
 from tidemill.engine.kv_blocks import block_hash, root_hash
 from tidemill.engine.output import OutputText
 
@@ -70,7 +71,8 @@ class Group:
 class Sequence:
     """One sample: the prompt and what has been generated, and where its KV is.
 
-    tokens: prompt, then output. computed: how many of them have their KV in ``blocks``.
+    tokens: prompt, then output. constrained: what these must look like, None if that is open.
+    computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
     it can ever need, so it is never preempted. drafted, accepted: tokens guessed for it, and
@@ -78,13 +80,17 @@ class Sequence:
     """
 
     __slots__ = (
-        "accepted", "blocks", "computed", "cumulative_logprob", "drafted", "finished", "group",
-        "hashes", "index", "limit", "n_prompt", "order", "preemptions", "reserved", "slot", "text",
-        "tokens",
+        "accepted", "blocks", "computed", "constrained", "cumulative_logprob", "drafted",
+        "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "preemptions",
+        "reserved", "slot", "text", "tokens",
     )  # fmt: skip
 
-    def __init__(self, group: Group, index: int, text: OutputText | None) -> None:
+    def __init__(
+        self, group: Group, index: int, text: OutputText | None,
+        constrained: Constrained | None = None,
+    ) -> None:  # fmt: skip
         self.group = group
+        self.constrained = constrained
         self.index = index
         self.order: Order = (*group.order, index)
         self.tokens = group.prompt[:]

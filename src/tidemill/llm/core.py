@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from tidemill import text  # its members load on first use: plain prompts need no Jinja
 from tidemill.backends.base import KVDtype
-from tidemill.engine.base import Request
+from tidemill.engine.base import Constraint, Request
 from tidemill.engine.engine import Engine
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams, as_integer, as_number
 from tidemill.engine.speculation import MAX_DRAFT
+from tidemill.llm.aside import AsideThread
 from tidemill.llm.draft import open_draft
 from tidemill.llm.driver import Driver, OnEnd
 from tidemill.llm.loading import (
@@ -37,6 +40,10 @@ from tidemill.llm.prompts import (
 from tidemill.records import dataclass
 from tidemill.store.base import Progress
 from tidemill.text.base import Tokenizer
+from tidemill.text.grammar import GrammarError
+
+if TYPE_CHECKING:
+    from tidemill.text.grammar_masks import GrammarCompiler
 
 _TURN_MARKERS = {
     "chatml": "<|im_start|>",
@@ -130,11 +137,18 @@ class Core:
     """
 
     def __init__(
-        self, compiled: CompiledModel, engine: Engine, draft: CompiledModel | None = None
+        self,
+        compiled: CompiledModel,
+        engine: Engine,
+        draft: CompiledModel | None = None,
+        aside: AsideThread | None = None,
     ) -> None:
         self.compiled = compiled
         self.draft = draft
         self.driver = Driver(engine)
+        self._aside = aside
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = threading.Lock()
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
         self._templates: dict[str | None, text.ChatTemplate] = {}
         self._ids = itertools.count()
@@ -196,6 +210,7 @@ class Core:
                     max_batch_tokens=options.get("max_batch_tokens", 512),
                     on_stage=on_stage,
                 )
+            aside = AsideThread()
             engine = start_engine(
                 compiled,
                 max_sequences=max_sequences,
@@ -205,13 +220,14 @@ class Core:
                 target_itl=options.get("target_itl"),
                 speculative=speculative,
                 draft=draft,
+                aside=aside,
             )
         except BaseException:
             compiled.runner.close()
             if draft is not None:
                 draft.runner.close()
             raise
-        return Core(compiled, engine, draft)
+        return Core(compiled, engine, draft, aside)
 
     @property
     def has_chat_template(self) -> bool:
@@ -243,6 +259,23 @@ class Core:
             self.compiled.runner.close()
             if self.draft is not None:
                 self.draft.runner.close()
+        if self._aside is not None:
+            self._aside.close()
+
+    def constraint(self, params: SamplingParams) -> Constraint | None:
+        """What ``params.grammar`` asks of an answer's tokens. The first one takes a moment, by the
+        size of the vocabulary. Raises RequestError if it cannot be compiled."""
+        if params.grammar is None:
+            return None
+        with self._grammars_lock:
+            if self._grammars is None:
+                from tidemill.text.grammar_masks import GrammarCompiler
+
+                self._grammars = GrammarCompiler(self.tokenizer)
+        try:
+            return self._grammars.matcher(params.grammar)
+        except GrammarError as error:
+            raise RequestError(f"grammar: {error}", param="grammar") from None
 
     def prepare(
         self,
@@ -272,6 +305,7 @@ class Core:
             priority=priority,
             salt=salt,
             continues_text=params.echo or not prompt.is_chat,
+            constraint=self.constraint(params),
         )
         builder = OutputBuilder(
             request.id if request_id is None else request_id,

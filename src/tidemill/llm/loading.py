@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Origin, Runner
-from tidemill.engine.base import EngineConfig
+from tidemill.engine.base import Aside, EngineConfig
 from tidemill.engine.draft_model import DraftModel
 from tidemill.engine.engine import Engine
 from tidemill.engine.lookup import PromptLookup
@@ -273,6 +273,7 @@ def start_engine(
     target_itl: float | None = None,
     speculative: Speculative = "off",
     draft: CompiledModel | None = None,
+    aside: Aside | None = None,
 ) -> Engine:
     """The engine over a compiled model; ``seed`` is for requests that bring none.
 
@@ -303,6 +304,7 @@ def start_engine(
         entropy=seed,
         proposer=proposer,
         clock=None if proposer is None and target_itl is None else time.perf_counter,
+        aside=aside,
     )
 
 

@@ -25,6 +25,7 @@ from tidemill.engine.base import (
 )
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
 from tidemill.engine.params import DefaultLength, SamplingParams
+from tidemill.text.grammar import Grammar
 
 LENGTH_BYTES = 4
 MAX_FRAME = 1 << 30
@@ -95,6 +96,8 @@ def pack_request(request: Request) -> list[Any]:
     params = request.params
     values = {name: getattr(params, name) for name in SamplingParams.__slots__}
     values["logit_bias"] = dict(params.logit_bias)
+    if params.grammar is not None:
+        values["grammar"] = [params.grammar.kind, params.grammar.text]
     if isinstance(params.max_tokens, DefaultLength):
         raise TypeError("max_tokens is to be given: a default would be one number among others")
     return [
@@ -111,6 +114,8 @@ def unpack_request(packed: Sequence[Any]) -> Request:
     id_, prompt, values, priority, salt, continues_text = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
+    if values["grammar"] is not None:
+        values["grammar"] = Grammar(*values["grammar"])
     return Request(id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text)
 
 

@@ -16,10 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, cast
 
-from tidemill.engine.base import Event
+from tidemill.engine.base import Event, Request
 from tidemill.llm.core import Core, LoadOptions
 from tidemill.server.wire import (
     Frames,
@@ -34,6 +36,9 @@ from tidemill.server.wire import (
 
 STATS_INTERVAL = 0.25  # seconds between two reports of a busy engine
 _READ_BYTES = 1 << 16
+
+# Commands that the worker gives itself: a request whose grammar is compiled, or could not be.
+_BEGIN, _REFUSE = "begin", "refuse"
 
 log = logging.getLogger("tidemill.worker")
 
@@ -54,6 +59,8 @@ class Worker:
         self._events: list[list[Any]] = []
         self._events_time = 0.0
         self._stats_sent = 0.0
+        self._compiling: set[str] = set()  # requests whose grammars are being compiled
+        self._compiler: ThreadPoolExecutor | None = None
 
     def run(self) -> None:
         """Load what the first frame names, then serve until the front end is gone."""
@@ -154,18 +161,62 @@ class Worker:
             if kind == Kind.ADD:
                 self._add(core, fields[0])
             elif kind == Kind.ABORT:
+                self._compiling.discard(fields[0])
                 core.driver.abort(fields[0])
+            elif kind == _BEGIN:
+                self._begin(core, fields[0])
+            elif kind == _REFUSE:
+                self._refuse(*fields)
             elif kind == Kind.CLOSE:
                 return False
         return True
 
     def _add(self, core: Core, packed: list[Any]) -> None:
+        """Begin a request. A grammar is compiled on another thread first, so that the others'
+        steps go on; what is dropped meanwhile does not begin."""
         try:
-            core.driver.submit(unpack_request(packed), self._inbox)
+            request = unpack_request(packed)
+            if request.params.grammar is None:
+                self._submit(core, request)
+                return
+        except FrontEndGone:
+            raise
         except Exception as error:  # of any kind: it is the request's, and its sender waits
-            self._send(Kind.REFUSED, packed[0], pack_error(error))
-        else:
-            self._send(Kind.ACCEPTED, packed[0])
+            self._refuse(packed[0], error)
+            return
+        self._compiling.add(request.id)
+        if self._compiler is None:
+            self._compiler = ThreadPoolExecutor(1, thread_name_prefix="tidemill-grammars")
+        self._compiler.submit(self._compile, core, request)
+
+    def _compile(self, core: Core, request: Request) -> None:
+        done: list[Any]
+        try:
+            done = [_BEGIN, replace(request, constraint=core.constraint(request.params))]
+        except Exception as error:
+            done = [_REFUSE, request.id, error]
+        with self._wake:
+            self._commands.append(done)
+            self._wake.notify()
+
+    def _begin(self, core: Core, request: Request) -> None:
+        """Its grammar has been compiled."""
+        if request.id not in self._compiling:
+            return  # dropped meanwhile
+        self._compiling.discard(request.id)
+        try:
+            self._submit(core, request)
+        except FrontEndGone:
+            raise
+        except Exception as error:
+            self._refuse(request.id, error)
+
+    def _submit(self, core: Core, request: Request) -> None:
+        core.driver.submit(request, self._inbox)
+        self._send(Kind.ACCEPTED, request.id)
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        self._send(Kind.REFUSED, request_id, pack_error(error))
 
     def _inbox(self, events: Sequence[Event], now: float) -> None:
         self._events.extend(map(pack_event, events))

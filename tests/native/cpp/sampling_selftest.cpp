@@ -118,17 +118,24 @@ void check_sampler(Random& random, const SamplingKernels& passes, int n) {
     std::vector<std::int32_t> bias_ids(static_cast<std::size_t>(random.below(3)));
     for (std::int32_t& id : bias_ids) id = random.below(n + 1);
     const std::vector<float> bias(bias_ids.size(), random.pick({-INFINITY, 3.0F}));
+    // Nothing, everything, or every other token may be chosen.
+    std::vector<std::uint32_t> allowed;
+    const std::int32_t masked = random.below(3);
+    if (masked > 0) {
+      allowed.assign((static_cast<std::size_t>(n) + 31) / 32, masked == 1 ? ~0U : 0x55555555U);
+    }
     std::vector<std::int32_t> top_ids(20, -1);
     std::vector<float> top_logprobs(20, 1.0F);
     const RowResult result =
-        sampler.sample(x.data(), row, history, bias_ids, bias, top_ids, top_logprobs);
+        sampler.sample(x.data(), row, history, {bias_ids, bias, allowed}, top_ids, top_logprobs);
     if (result.status == RowStatus::kNothingLeft) {
-      CHECK(n <= 2, "tokens are left, n = %d", n);
+      CHECK(n <= 4, "tokens are left, n = %d", n);
       continue;
     }
     CHECK(result.status == RowStatus::kOk, "status of finite logits");
     CHECK(result.token >= 0 && result.token < n, "token %d of %d", result.token, n);
-    const bool plain = bias_ids.empty() && row.repetition_penalty == 1.0F &&
+    CHECK(masked < 2 || result.token % 2 == 0, "token %d is not allowed", result.token);
+    const bool plain = bias_ids.empty() && masked < 2 && row.repetition_penalty == 1.0F &&
                        row.frequency_penalty == 0.0F;
     const int rank = rank_of(x, result.token);
     if (plain && (row.temperature < kGreedyBelow || row.top_k == 1)) {

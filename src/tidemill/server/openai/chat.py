@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from tidemill.engine.errors import ContextLengthError, RequestError
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.errors import ApiError
@@ -32,7 +32,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
 
     def sampling(self) -> SamplingParams:
         self.check()
@@ -45,11 +44,6 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise ApiError(
-                400, "response_format: only the type 'text' is supported",
-                param="response_format", code="unsupported_parameter",
-            )  # fmt: skip
         for name, harmless in (("tools", []), ("tool_choice", "none")):
             if getattr(self, name) not in (None, harmless):
                 raise ApiError(
@@ -87,7 +81,7 @@ async def _answer(
         **_template_options(request.chat_template_kwargs),
     )
     answer = _Answer(exchange.id, model, params.logprobs)
-    try:
+    with request.naming("messages"):
         async with service.generations(
             exchange, model, [prompt], params, priority=request.priority or 0,
             salt=request.cache_salt or "",
@@ -96,8 +90,6 @@ async def _answer(
                 await exchange.events(answer.chunks(generation, params.n, request.wants_usage))
             else:
                 await exchange.json(answer.whole(await generation.whole()))
-    except ContextLengthError as error:
-        raise ApiError(400, str(error), param="messages", code=error.code) from None
 
 
 def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -29,14 +29,9 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
     echo: bool | None = None
-    response_format: dict[str, Any] | None = None
 
     def sampling(self) -> SamplingParams:
         self.check()
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise RequestError(
-                "response_format: only the type 'text' is supported", param="response_format"
-            )
         if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
             raise RequestError("best_of cannot be streamed", param="best_of")
         limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
@@ -71,7 +66,10 @@ async def completions(service: Service, exchange: Exchange) -> None:
     params = request.sampling()
     prompts = request.prompts()
     async with service.model(request.model, exchange.tenant) as model:
-        await exchange.while_connected(_answer(service, exchange, request, prompts, params, model))
+        with request.naming("prompt"):
+            await exchange.while_connected(
+                _answer(service, exchange, request, prompts, params, model)
+            )
 
 
 async def _answer(

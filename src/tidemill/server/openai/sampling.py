@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.server.errors import ApiError, check_only
+from tidemill.server.openai.structured import FormatFields
 
 # What other servers' clients may send, and which values mean what happens here anyway. Anything
 # else is an error, not silence.
@@ -41,7 +44,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     """The fields that both kinds of request have. ``user``, ``safety_identifier``,
     ``prompt_cache_key`` and ``metadata`` say something about the caller and change nothing."""
 
@@ -112,6 +115,20 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @contextmanager
+    def naming(self, prompt: str) -> Iterator[None]:
+        """What the engine refuses is told under the names of this API: its ``prompt`` and its
+        ``grammar`` are called otherwise here."""
+        try:
+            yield
+        except RequestError as error:
+            names = {"prompt": prompt, "grammar": "".join(self.format_fields[:1])}
+            param = names.get(error.param or "", error.param)
+            message = str(error)
+            if error.param == "grammar":
+                message = f"{param}{message.removeprefix('grammar')}"
+            raise ApiError(400, message, param=param, code=error.code) from None
+
     def params(self, max_tokens: int | None, **more: Any) -> SamplingParams:
         """How to sample. Raises RequestError that names the parameter at fault."""
         given = {
@@ -128,4 +145,4 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             given["stop"] = self.stop
         if "stop_token_ids" in given:
             given["stop_token_ids"] = tuple(given["stop_token_ids"])
-        return SamplingParams(max_tokens=max_tokens, **given, **more)
+        return SamplingParams(max_tokens=max_tokens, grammar=self.grammar(), **given, **more)
