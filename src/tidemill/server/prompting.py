@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tidemill.llm.loading import OpenModel
-from tidemill.llm.prompts import PreparedPrompt, as_messages, as_tools
+from tidemill.llm.prompts import PreparedPrompt, as_messages
+from tidemill.server.tools import TemplateTraits, for_template, opens_reasoning, parser_for
+from tidemill.server.tools.use import ListedCalls, NamedCall, OneCall, Reader, ToolUse
 from tidemill.text import ChatTemplate, encode_chat
+
+# Texts that may be single tokens of a vocabulary, by which calls and reasoning are found.
+MARKERS = (
+    "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>", "<|channel|>",
+    "<|tool_call_start|>", "<|python_start|>", "<think>", "</think>", "[THINK]",
+)  # fmt: skip
 
 
 class Prompting:
@@ -17,8 +25,13 @@ class Prompting:
         self.tokenizer = opened.tokenizer
         self.max_context = opened.max_context
         self._template: ChatTemplate | None = None
+        self._traits = TemplateTraits(None, None, False, False, False, False)
         if chat_template is not None or opened.tokenizer.chat_template is not None:
             self._template = ChatTemplate.for_tokenizer(opened.tokenizer, chat_template)
+            self._traits = TemplateTraits.of(self._template)
+        self.markers_are_hidden = self._has_control_token(MARKERS)
+        """Whether what calls and reasoning are told by are control tokens, which the engine leaves
+        out of texts unless it is told to keep them."""
 
     @property
     def can_chat(self) -> bool:
@@ -38,11 +51,12 @@ class Prompting:
                 "this model has no chat template: use /v1/completions, or start the server with "
                 "--chat-template"
             )
+        prepared = for_template(self._traits, messages, tools)
         prompt = encode_chat(
             self.tokenizer,
             self._template,
-            as_messages(messages),
-            tools=as_tools(tools),
+            prepared.messages,
+            tools=prepared.tools,
             add_generation_prompt=add_generation_prompt,
             **options,
         )
@@ -62,6 +76,31 @@ class Prompting:
         prompt = self.chat(messages[:-1], tools, **options)
         ids = self.tokenizer.encode(begun, add_special=False)
         return PreparedPrompt(f"{prompt.text}{begun}", (*prompt.token_ids, *ids))
+
+    def reader(self, prompt: PreparedPrompt, use: ToolUse) -> Reader | None:
+        """What takes an answer to ``prompt`` apart; None where there is nothing to look for."""
+        if use.mode == "named":
+            return NamedCall(use.name)
+        if use.mode == "required":
+            return ListedCalls()
+        traits = self._traits
+        if traits.reasoning is None and traits.format != "harmony" and not use.offered:
+            return None
+        parser = parser_for(
+            traits.format,
+            use.offered,
+            reasoning=traits.reasoning,
+            in_reasoning=opens_reasoning(prompt.text or "", traits.reasoning),
+        )
+        return parser if use.parallel else OneCall(parser)
+
+    def _has_control_token(self, texts: Sequence[str]) -> bool:
+        control = self.tokenizer.special_ids
+        for text in texts:
+            ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
+            if len(ids) == 1 and ids[0] in control:
+                return True
+        return False
 
     def text(self, text: str) -> PreparedPrompt:
         return PreparedPrompt(text, tuple(self.tokenizer.encode(text)))

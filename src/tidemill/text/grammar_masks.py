@@ -19,12 +19,17 @@ from tidemill.text.grammar import Grammar, GrammarError
 
 if TYPE_CHECKING:
     from llguidance import TokenizerWrapper
+    from llguidance._lib import JsonCompileOptions
 
 _KEPT = 64  # compiled grammars
 
 # Work, in llguidance's own unit, that compiling and one step may cost: some 30 ms at the most,
 # where its defaults allow several seconds (found with regular expressions like (a{1000}){1000}).
 _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=20_000)
+
+# Between the parts of JSON: a space, or a new line with its indentation. Without a bound, models
+# are known to go on with white space for ever.
+_JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n {0,24})?"}
 
 
 class GrammarMatcher:
@@ -134,7 +139,7 @@ def _source(grammar: Grammar) -> str:
     """A grammar as llguidance takes it."""
     match grammar.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(grammar.text)
+            return LLMatcher.grammar_from_json_schema(grammar.text, defaults=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

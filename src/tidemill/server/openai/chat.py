@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tidemill.engine.errors import RequestError
@@ -16,6 +17,8 @@ from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
+from tidemill.server.tools import CallArguments, CallBegin, Content, Reasoning, assemble
+from tidemill.server.tools.use import Reader, ToolUse, tool_use
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +36,12 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
 
-    def sampling(self) -> SamplingParams:
+    def use(self) -> ToolUse:
+        """What is said of tools. Raises RequestError."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def sampling(self, use: ToolUse, markers_are_hidden: bool) -> SamplingParams:
+        """How to sample. ``markers_are_hidden``: see Prompting. Raises RequestError, ApiError."""
         self.check()
         if self.max_tokens is not None and self.max_completion_tokens not in (
             None, self.max_tokens,
@@ -44,50 +52,56 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-        for name, harmless in (("tools", []), ("tool_choice", "none")):
-            if getattr(self, name) not in (None, harmless):
-                raise ApiError(
-                    400, f"{name} is not supported here; leave it out", param=name,
-                    code="unsupported_parameter",
-                )  # fmt: skip
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         limit = self.max_completion_tokens
         if limit is None:
             limit = self.max_tokens
         if limit == 0:
             raise RequestError("max_tokens must be at least 1", param="max_tokens")
-        return self.params(limit, logprobs=logprobs)
+        params = self.params(limit, logprobs=logprobs)
+        if (calls := use.grammar()) is not None:
+            if params.grammar is not None:
+                raise RequestError(
+                    f"tool_choice asks for a call, {self.format_fields[0]} for something else",
+                    param="tool_choice",
+                )
+            params = replace(params, grammar=calls)
+        if markers_are_hidden and self.skip_special_tokens is None:
+            params = replace(params, skip_special_tokens=False)
+        return params
 
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(ChatRequest)
-    params = request.sampling()
+    use = request.use()
+    request.sampling(use, False)  # what is wrong with it is told before any model is loaded
     async with service.model(request.model, exchange.tenant) as model:
-        await exchange.while_connected(_answer(service, exchange, request, params, model))
+        await exchange.while_connected(_answer(service, exchange, request, use, model))
 
 
 async def _answer(
-    service: Service,
-    exchange: Exchange,
-    request: ChatRequest,
-    params: SamplingParams,
-    model: LoadedModel,
+    service: Service, exchange: Exchange, request: ChatRequest, use: ToolUse, model: LoadedModel
 ) -> None:
+    prompting = model.prompting
     # Rendering and tokenising a long prompt takes a while: not in the event loop's thread.
     prompt = await asyncio.to_thread(
-        model.prompting.chat,
+        prompting.chat,
         request.messages,
+        use.offered,
         add_generation_prompt=request.add_generation_prompt,
         **_template_options(request.chat_template_kwargs),
     )
-    answer = _Answer(exchange.id, model, params.logprobs)
+    first = prompting.reader(prompt, use)
+    params = request.sampling(use, first is not None and prompting.markers_are_hidden)
+    readers = [first, *(prompting.reader(prompt, use) for _ in range(params.n - 1))]
+    answer = _Answer(exchange.id, model, params, readers)
     with request.naming("messages"):
         async with service.generations(
             exchange, model, [prompt], params, priority=request.priority or 0,
             salt=request.cache_salt or "",
         ) as (generation,):  # fmt: skip
             if request.stream:
-                await exchange.events(answer.chunks(generation, params.n, request.wants_usage))
+                await exchange.events(answer.chunks(generation, request.wants_usage))
             else:
                 await exchange.json(answer.whole(await generation.whole()))
 
@@ -103,13 +117,21 @@ def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 class _Answer:
-    """The answer's objects, whole or in chunks."""
+    """The answer's objects, whole or in chunks. ``readers`` take the samples' texts apart, where
+    there is something to look for."""
 
-    def __init__(self, id: str, model: LoadedModel, logprobs: int | None) -> None:
+    def __init__(
+        self,
+        id: str,
+        model: LoadedModel,
+        params: SamplingParams,
+        readers: Sequence[Reader | None],
+    ) -> None:
         self._head = {"id": f"chatcmpl-{id}", "created": int(time.time())}
         self._name = model.config.name
         self._tokenizer = model.opened.tokenizer
-        self._logprobs = logprobs
+        self._logprobs = params.logprobs
+        self._readers = readers
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         return {
@@ -119,9 +141,9 @@ class _Answer:
             "choices": [
                 {
                     "index": out.index,
-                    "message": {"role": "assistant", "content": out.text, "refusal": None},
+                    "message": self._message(out),
                     "logprobs": self._scores(out),
-                    "finish_reason": finish_reason(out),
+                    "finish_reason": self._reason(out),
                     **_stop_reason(out),
                 }
                 for out in output.outputs
@@ -129,10 +151,8 @@ class _Answer:
             "usage": usage(output),
         }
 
-    async def chunks(
-        self, generation: Generation, n: int, wants_usage: bool
-    ) -> AsyncIterator[bytes]:
-        for index in range(n):
+    async def chunks(self, generation: Generation, wants_usage: bool) -> AsyncIterator[bytes]:
+        for index in range(len(self._readers)):
             yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
         async for delta in generation.deltas():
             if (failure := generation.failure) is not None:
@@ -140,8 +160,11 @@ class _Answer:
                 return
             for out in delta.outputs:
                 scores = self._scores(out)
-                if out.text or scores is not None:
-                    yield self._chunk(out.index, {"content": out.text}, scores, None)
+                for news in self._news(out):
+                    yield self._chunk(out.index, news, scores, None)
+                    scores = None  # each token's once
+                if scores is not None:
+                    yield self._chunk(out.index, {"content": ""}, scores, None)
                 if out.finish_reason is not None:
                     yield self._chunk(out.index, {}, None, out)
         if wants_usage:
@@ -156,6 +179,55 @@ class _Answer:
             )
         yield DONE
 
+    def _message(self, out: CompletionOutput) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": out.text, "refusal": None}
+        reader = self._readers[out.index]
+        if reader is None:
+            return message
+        found = assemble([*reader.push(out.text), *reader.finish()])
+        message["content"] = found.content
+        if found.reasoning:
+            message["reasoning_content"] = found.reasoning
+        if found.calls:
+            message["content"] = found.content or None
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in found.calls
+            ]
+        return message
+
+    def _news(self, out: CompletionOutput) -> Iterator[dict[str, Any]]:
+        """What is new of a sample, as deltas of its message."""
+        reader = self._readers[out.index]
+        if reader is None:
+            if out.text:
+                yield {"content": out.text}
+            return
+        pieces = reader.push(out.text)
+        if out.finished:
+            pieces += reader.finish()
+        for piece in pieces:
+            match piece:
+                case Content(text):
+                    yield {"content": text}
+                case Reasoning(text):
+                    yield {"reasoning_content": text}
+                case CallBegin(index, id, name):
+                    function = {"name": name, "arguments": ""}
+                    call = {"index": index, "id": id, "type": "function", "function": function}
+                    yield {"tool_calls": [call]}
+                case CallArguments(index, text):
+                    yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+    def _reason(self, out: CompletionOutput) -> str:
+        reader = self._readers[out.index]
+        reason = finish_reason(out)
+        return "tool_calls" if reader and reader.call_count and reason == "stop" else reason
+
     def _chunk(
         self,
         index: int,
@@ -167,7 +239,7 @@ class _Answer:
             "index": index,
             "delta": delta,
             "logprobs": scores,
-            "finish_reason": None if ended is None else finish_reason(ended),
+            "finish_reason": None if ended is None else self._reason(ended),
         }
         if ended is not None:
             choice |= _stop_reason(ended)

@@ -122,7 +122,8 @@ class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
         try:
             yield
         except RequestError as error:
-            names = {"prompt": prompt, "grammar": "".join(self.format_fields[:1])}
+            # Without a field of its own, the form is that of a call.
+            names = {"prompt": prompt, "grammar": [*self.format_fields, "tools"][0]}
             param = names.get(error.param or "", error.param)
             message = str(error)
             if error.param == "grammar":
