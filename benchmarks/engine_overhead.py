@@ -68,6 +68,8 @@ class IdleRunner:
     """Gives prepared logits after reading ``stream_bytes`` of memory, and notes how long the
     engine took from one decode step to the next."""
 
+    window = None
+
     def __init__(self, vocab_size: int, kv: KVCacheSpec, n: int, stream_bytes: int) -> None:
         self.vocab_size = vocab_size
         self.kv = kv
@@ -90,6 +92,9 @@ class IdleRunner:
         all_decode = rows == len(batch.tokens) == self.max_logit_rows
         self._left = time.perf_counter() if all_decode else 0.0
         return self._logits[:rows]
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        pass
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         pass

@@ -15,6 +15,7 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 namespace tidemill {
 
@@ -79,6 +80,14 @@ class AlignedBuffer {
   AlignedBuffer& operator=(const AlignedBuffer&) = delete;
   ~AlignedBuffer() {
     if (data_ != nullptr) ::munmap(data_, size_);
+  }
+
+  // Gives the whole pages within these bytes back to the system; they are zero-filled from now on.
+  void release(std::size_t offset, std::size_t bytes) const {
+    static const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    const std::size_t begin = align_up(offset, page);
+    const std::size_t end = (offset + bytes) & ~(page - 1);
+    if (begin < end) (void)::madvise(data_ + begin, end - begin, MADV_DONTNEED);
   }
 
   std::byte* data() const { return data_; }

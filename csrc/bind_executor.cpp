@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -119,9 +120,24 @@ class PyExecutor {
 
   void copy_blocks(const std::vector<std::pair<std::int64_t, std::int64_t>>& pairs) {
     const Busy busy(*this);
-    for (const auto& [source, destination] : pairs) executor_.check_blocks(source, destination);
+    for (const auto& [source, destination] : pairs) {
+      executor_.check_block(source);
+      executor_.check_block(destination);
+    }
     for (const auto& [source, destination] : pairs) {
       executor_.copy_block(static_cast<int>(source), static_cast<int>(destination));
+    }
+  }
+
+  // Neighbours together: they may share pages.
+  void forget_blocks(std::vector<std::int64_t> blocks) {
+    const Busy busy(*this);
+    for (const std::int64_t block : blocks) executor_.check_block(block);
+    std::sort(blocks.begin(), blocks.end());
+    for (std::size_t begin = 0, end = 0; begin < blocks.size(); begin = end) {
+      for (end = begin + 1; end < blocks.size() && blocks[end] - blocks[end - 1] <= 1;) ++end;
+      executor_.forget_blocks(static_cast<int>(blocks[begin]),
+                              static_cast<int>(blocks[end - 1] - blocks[begin]) + 1);
     }
   }
 
@@ -320,10 +336,10 @@ void bind_executor(nb::module_& m) {
           "pairs"_a, "interleaved"_a, "view"_a)
       .def(
           "add_kv_layer",
-          [](PyExecutor& self, int n_kv_heads, int head_dim) {
-            return self.executor().add_kv_layer(n_kv_heads, head_dim);
+          [](PyExecutor& self, int n_kv_heads, int head_dim, bool windowed) {
+            return self.executor().add_kv_layer(n_kv_heads, head_dim, windowed);
           },
-          "n_kv_heads"_a, "head_dim"_a)
+          "n_kv_heads"_a, "head_dim"_a, "windowed"_a)
       .def(
           "embed",
           [](PyExecutor& self, std::string name, std::pair<bool, bool> barriers, int table,
@@ -498,6 +514,7 @@ void bind_executor(nb::module_& m) {
           "tokens"_a.none(), "positions"_a.none(), "query_starts"_a.none(),
           "context_lens"_a.none(), "block_tables"_a.none(), "logit_rows"_a.none())
       .def("copy_blocks", &PyExecutor::copy_blocks, "pairs"_a)
+      .def("forget_blocks", &PyExecutor::forget_blocks, "blocks"_a)
       .def("set_profiling",
            [](PyExecutor& self, bool on) { self.executor().set_profiling(on); }, "on"_a)
       .def("timings", [](PyExecutor& self) {

@@ -83,7 +83,7 @@ int Executor::add_rope_table(int pairs, bool interleaved, const View& view) {
   return static_cast<int>(rope_tables_.size()) - 1;
 }
 
-int Executor::add_kv_layer(int n_kv_heads, int head_dim) {
+int Executor::add_kv_layer(int n_kv_heads, int head_dim, bool windowed) {
   if (n_kv_heads < 1 || head_dim < 1 || head_dim > kMaxHeadDim) {
     reject("attention with " + text(n_kv_heads) + " KV heads of " + text(head_dim) +
            " dimensions (at most " + text(kMaxHeadDim) + ")");
@@ -92,7 +92,7 @@ int Executor::add_kv_layer(int n_kv_heads, int head_dim) {
       KvLayout::make(limits_.kv_type, n_kv_heads, head_dim, limits_.block_size);
   const std::size_t offset = kv_layout_.add(
       checked_mul(layout.block_bytes, static_cast<std::size_t>(limits_.n_blocks)));
-  kv_layers_.push_back({layout, offset});
+  kv_layers_.push_back({layout, offset, windowed});
   return static_cast<int>(kv_layers_.size()) - 1;
 }
 
@@ -346,11 +346,9 @@ const float* Executor::logits() const {
   return reinterpret_cast<const float*>(scratch_.data() + logits_.offset);
 }
 
-void Executor::check_blocks(std::int64_t source, std::int64_t destination) const {
-  for (const std::int64_t block : {source, destination}) {
-    if (block < 0 || block >= limits_.n_blocks) {
-      reject("KV block " + text(block) + " is outside 0 to " + text(limits_.n_blocks - 1));
-    }
+void Executor::check_block(std::int64_t block) const {
+  if (block < 0 || block >= limits_.n_blocks) {
+    reject("KV block " + text(block) + " is outside 0 to " + text(limits_.n_blocks - 1));
   }
 }
 
@@ -361,6 +359,15 @@ void Executor::copy_block(int source, int destination) {
     std::memcpy(base + static_cast<std::size_t>(destination) * layer.layout.block_bytes,
                 base + static_cast<std::size_t>(source) * layer.layout.block_bytes,
                 layer.layout.block_bytes);
+  }
+}
+
+void Executor::forget_blocks(int first, int count) {
+  for (const KvLayer& layer : kv_layers_) {
+    if (!layer.windowed) continue;
+    const std::size_t bytes = layer.layout.block_bytes;
+    kv_.release(layer.offset + static_cast<std::size_t>(first) * bytes,
+                static_cast<std::size_t>(count) * bytes);
   }
 }
 

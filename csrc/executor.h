@@ -172,6 +172,7 @@ struct RopeTable {
 struct KvLayer {
   KvLayout layout;
   std::size_t offset;
+  bool windowed;  // old positions are never read again
 };
 
 // Batch arrays as they come from Python; lengths are what the arrays have.
@@ -205,7 +206,7 @@ class Executor {
   // The rows of this table are those of a matrix; it is not loaded then.
   void tie_table(int table, int matrix);
   int add_rope_table(int pairs, bool interleaved, const View& view);
-  int add_kv_layer(int n_kv_heads, int head_dim);
+  int add_kv_layer(int n_kv_heads, int head_dim, bool windowed);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
   void set_logits(const View& view) { logits_ = view; }
   // Room for at least `floats` floats at Step::partials, shared by all attention instructions.
@@ -245,9 +246,11 @@ class Executor {
   void forward(const BatchArrays& batch);
   const float* logits() const;
   std::ptrdiff_t logits_stride() const { return logits_.stride; }
-  // Throws std::invalid_argument unless both are KV blocks of this executor.
-  void check_blocks(std::int64_t source, std::int64_t destination) const;
+  // Throws std::invalid_argument unless this is a KV block of this executor.
+  void check_block(std::int64_t block) const;
   void copy_block(int source, int destination);
+  // Gives back the memory that windowed layers have for `count` blocks from `first` on.
+  void forget_blocks(int first, int count);
 
   // Seconds and calls per instruction since profiling was switched on, as the caller's thread saw
   // them (waiting included).

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.batches import Chunk, make_batch
 from support.tiny_models import CASE, CASES, TinyCase, write_folder, write_gguf
 from tidemill.backends import cpu
-from tidemill.backends.base import Batch, KVCacheSpec
+from tidemill.backends.base import Batch, KVCacheSpec, KVDtype
 from tidemill.backends.cpu.runner import CpuRunner
 from tidemill.models import Model, load_model
 from tidemill.weights import open_checkpoint
@@ -333,6 +333,42 @@ def test_two_threads_at_once_are_refused_or_take_turns(model: Model) -> None:
         thread.join(60)
     assert not wrong
     np.testing.assert_array_equal(runner.forward(batch), wanted)
+
+
+def last_logits(runner: CpuRunner, length: int, forget: dict[int, list[int]]) -> bytes:
+    """The bits of the logits after ``length`` tokens, computed 50 at a time; of ``forget``, the
+    blocks to give back once so many tokens are computed."""
+    for past in range(0, length, 50):
+        tokens = [(7 * i + i // 9) % 96 for i in range(past, min(past + 50, length))]
+        logits = runner.forward(make_batch([Chunk(tokens, past, range(4))])).tobytes()
+        runner.forget_blocks(forget.get(past + 50, []))
+    return logits
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
+def test_blocks_behind_the_window_are_forgotten_in_windowed_layers_alone(
+    dtype: KVDtype, tmp_path: Path
+) -> None:
+    """The tiny Gemma 3 has layers with a window of 8 and one without; a block of 64 tokens takes
+    pages of its own in each."""
+    model = load_model(open_checkpoint(write_folder(CASE["gemma3"], tmp_path)))
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 64, dtype), threads=2, max_batch_tokens=50)
+    assert runner.window == 8
+    expected = last_logits(runner, 230, {})
+    assert last_logits(runner, 230, {100: [0], 150: [1], 200: [2]}) == expected
+    assert last_logits(runner, 230, {200: [0, 2, 1]}) == expected
+    assert last_logits(runner, 230, {200: [3]}) != expected  # it is within the window
+    with pytest.raises(ValueError, match="KV block 4 is outside 0 to 3"):
+        runner.forget_blocks([0, 4])
+    runner.close()
+
+
+def test_without_windows_there_is_nothing_to_forget(model: Model) -> None:
+    runner = cpu.compile(model, kv=KVCacheSpec(4, 64), threads=2, max_batch_tokens=50)
+    assert runner.window is None
+    expected = last_logits(runner, 230, {})
+    assert last_logits(runner, 230, {200: [0, 1, 2, 3]}) == expected
+    runner.close()
 
 
 def test_profiling_times_every_instruction(model: Model) -> None:

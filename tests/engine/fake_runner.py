@@ -21,7 +21,8 @@ UNWRITTEN = -7
 
 class FakeRunner:
     """``poison`` raises in forward() for a batch with that token; ``nan_after`` gives NaN logits
-    for rows of that token; ``fail_next`` makes the next so many calls raise whatever is in them."""
+    for rows of that token; ``fail_next`` makes the next so many calls raise whatever is in them.
+    With a ``window`` a token depends on no more positions than that."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class FakeRunner:
         *,
         poison: int | None = None,
         nan_after: int | None = None,
+        window: int | None = None,
     ) -> None:
         self.kv = KVCacheSpec(n_blocks, block_size)
         self.vocab_size = vocab_size
@@ -40,6 +42,8 @@ class FakeRunner:
         self.max_logit_rows = max_logit_rows
         self.poison = poison
         self.nan_after = nan_after
+        self.window = window
+        self.forgotten = 0
         self.fail_next = 0
         self.fail_copies = False
         self.violations: list[AssertionError] = []
@@ -53,6 +57,8 @@ class FakeRunner:
 
     def logits_after(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """The model itself: float32 (vocab_size,) after ``tokens``."""
+        if self.window is not None:
+            tokens = tokens[-self.window :]
         return self._rows[zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % len(self._rows)]
 
     def greedy(
@@ -107,6 +113,11 @@ class FakeRunner:
         for source, destination in pairs:
             assert source != destination
             self._blocks[destination] = self._blocks[source]
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        assert self.window is not None
+        self.forgotten += len(blocks)
+        self._blocks[list(blocks)] = UNWRITTEN
 
     def close(self) -> None:
         pass

@@ -74,6 +74,17 @@ class Runner(Protocol):
         """Copy whole KV blocks (source, destination) in all layers, in order."""
         ...
 
+    @property
+    def window(self) -> int | None:
+        """The positions that a token sees, its own included, in all layers with a sliding window;
+        None if there are no such layers (or their memory cannot be given back)."""
+        ...
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        """Give back the memory of these KV blocks in layers with a window: until they are written
+        again, no token's window reaches them."""
+        ...
+
     def close(self) -> None:
         """Free KV memory, weights and threads; idempotent."""
         ...

@@ -48,7 +48,7 @@ def chat(model: str, system: str | None, chat_template: str | None, **options: A
     params = sampling_params(options)
     quiet = options["quiet"]
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with load(model, options) as llm:
+    with load(model, options, prefix_caching=True) as llm:
         if not llm.core.has_chat_template and chat_template is None:
             chat_template = llm.core.fitting_template()
             if chat_template is None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidemill.llm import LLM
 
 
-def load(model: str, options: dict[str, Any]) -> LLM:
+def load(model: str, options: dict[str, Any], *, prefix_caching: bool) -> LLM:
     """The model of ``run`` and ``chat`` by its name and their options, with progress on stderr."""
     if options["backend"] == "cpu":
         # NumPy's BLAS starts its threads as it is loaded, for products that the kernels compute.
@@ -28,6 +28,7 @@ def load(model: str, options: dict[str, Any]) -> LLM:
                 model,
                 **pick(options, ENGINE + SPECULATION),
                 max_sequences=1,
+                prefix_caching=prefix_caching,
                 offline=options["offline"] or None,
                 progress=progress.on_download,
                 on_stage=progress.on_stage,

@@ -74,7 +74,8 @@ def run(
     params = sampling_params(options)
     started = monotonic()
     quiet = options["quiet"]
-    llm = load(model, options)
+    # One prompt has nobody to share its beginning with.
+    llm = load(model, options, prefix_caching=False)
     loaded = monotonic()
     with llm:
         if not quiet:

@@ -107,6 +107,9 @@ class Engine:
             model_id=config.model_id,
             step_time=self.step_time,
             target_itl=config.target_itl,
+            # With a prefix cache the beginning of one sequence may be that of another one to come.
+            window=None if config.prefix_caching else runner.window,
+            forget_blocks=runner.forget_blocks,
         )
         self._speculator: Speculator | None = None
         if proposer is not None:

@@ -85,6 +85,10 @@ class KVBlocks:
         """How many of ``blocks`` nobody owns: sharing them takes from what is available."""
         return sum(self._references[block] == 0 for block in blocks)
 
+    def is_sole(self, block: int) -> bool:
+        """Whether a block has a single owner."""
+        return self._references[block] == 1
+
     def share(self, blocks: Iterable[int]) -> None:
         """Own ``blocks`` once more."""
         for block in blocks:

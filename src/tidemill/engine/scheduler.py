@@ -20,6 +20,7 @@ times comes back only when all the blocks it can ever need are free, which are t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 
@@ -57,8 +58,10 @@ class Scheduler:
         self, kv: KVBlocks, table: SequenceTable, *, max_batch_tokens: int,
         max_prefill_tokens: int, max_logit_rows: int, max_preemptions: int,
         prefix_caching: bool, model_id: str, step_time: StepTimeModel,
-        target_itl: float | None = None,
+        target_itl: float | None = None, window: int | None = None,
+        forget_blocks: Callable[[list[int]], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """``forget_blocks`` is told of blocks that no token's ``window`` will reach any more."""
         self.kv = kv
         self.table = table
         self.max_batch_tokens = max_batch_tokens
@@ -69,6 +72,8 @@ class Scheduler:
         self.model_id = model_id
         self.step_time = step_time
         self.target_itl = target_itl
+        self.window = window
+        self.forget_blocks = forget_blocks
         self.seconds_left = inf
         """What the step last scheduled leaves of the target."""
         self.running: list[Sequence] = []  # both in order
@@ -135,6 +140,8 @@ class Scheduler:
                 hashes = sequence.hash_blocks(last, size, self.model_id)
                 for i in range(first, last):
                     self.kv.commit(sequence.blocks[i], hashes[i])
+        if self.window is not None:
+            self._leave_behind(sequence, before)
 
     def fork(self, parent: Sequence, child: Sequence) -> tuple[int, int] | None:
         """Start ``child``, which has the same tokens, on the blocks of ``parent``, whose prompt
@@ -158,6 +165,18 @@ class Scheduler:
         self.table.enter(child)
         insort(self.running, child, key=_ORDER)
         return copy
+
+    def _leave_behind(self, sequence: Sequence, before: int) -> None:
+        """Forget the blocks that were within the window of the next token when ``before`` tokens
+        were computed, and no longer are."""
+        assert self.window is not None
+        reach = self.window - 1  # it sees itself and so many positions before it
+        size = self.kv.block_size
+        first, last = (max(0, n - reach) // size for n in (before, sequence.computed))
+        # Of a shared block nobody knows here how far its other owners are.
+        passed = [block for block in sequence.blocks[first:last] if self.kv.is_sole(block)]
+        if passed:
+            self.forget_blocks(passed)
 
     def _decodes(self) -> list[Span]:
         spans: list[Span] = []

@@ -47,12 +47,14 @@ _ACTIVATIONS: dict[ActivationKind, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2}
 class Built:
     """A native executor before it takes memory, and which weight goes where in it.
 
-    ``tables`` are those that are read from the file, in place."""
+    ``tables`` are those that are read from the file, in place; ``window`` is the longest one of the
+    layers that have one."""
 
     executor: Any
     matrices: dict[str, int]
     vectors: dict[str, int]
     tables: dict[str, int]
+    window: int | None
 
 
 def build(
@@ -147,11 +149,10 @@ class _Builder:
             block_width=GROUP,
         )
         self.map = _map(lowered, sizes)
-        groups = [
-            i.n_heads // program.kv[i.layer].n_kv_heads
-            for i in lowered.instructions
-            if isinstance(i, Attention)
-        ]
+        attentions = [i for i in lowered.instructions if isinstance(i, Attention)]
+        groups = [i.n_heads // program.kv[i.layer].n_kv_heads for i in attentions]
+        unlimited = {i.layer for i in attentions if not i.window}
+        windows = [i.window for i in attentions if i.layer not in unlimited]
         self.executor = _native.Executor(
             max_tokens=max_batch_tokens,
             max_logits=max_logit_rows,
@@ -171,13 +172,16 @@ class _Builder:
         self.tables: dict[str, int] = {}
         self.rotations: dict[Rotation, int] = {}
         self.kv_layers = [
-            self.executor.add_kv_layer(shape.n_kv_heads, shape.head_dim) for shape in program.kv
+            self.executor.add_kv_layer(shape.n_kv_heads, shape.head_dim, layer not in unlimited)
+            for layer, shape in enumerate(program.kv)
         ]
         for instruction, barriers in zip(lowered.instructions, self.map.barriers, strict=True):
             self._add(instruction, barriers)
         self._tie_tables()
         self.executor.set_logits(self._view(lowered.logits))
-        self.built = Built(self.executor, self.matrices, self.vectors, self.tables)
+        self.built = Built(
+            self.executor, self.matrices, self.vectors, self.tables, max(windows, default=None)
+        )
 
     # ---- weights
 

@@ -36,6 +36,7 @@ class CpuRunner:
         self.weights_are_mapped = False
         self.on_batch: Callable[[Batch], None] | None = None  # told of every step before it runs
         self.kv = kv
+        self.window = built.window
         self.vocab_size = vocab_size
         self.max_batch_tokens = max_batch_tokens
         self.max_logit_rows = max_logit_rows
@@ -108,6 +109,10 @@ class CpuRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks (source, destination) in all layers, in order."""
         self._open().copy_blocks(list(pairs))
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        """Give back the memory of KV blocks in layers with a window; it is zeros from now on."""
+        self._open().forget_blocks(list(blocks))
 
     def profile(self, on: bool) -> None:
         """Start (or stop) timing instructions; ``timings`` counts from here."""

@@ -103,6 +103,14 @@ class ReferenceRunner:
         for source, destination in pairs:
             self._cache.copy_block(source, destination)
 
+    @property
+    def window(self) -> None:
+        """This backend keeps all it has computed."""
+        return None
+
+    def forget_blocks(self, blocks: Sequence[int]) -> None:
+        pass
+
     def close(self) -> None:
         self._cache = None
         self._dense.clear()

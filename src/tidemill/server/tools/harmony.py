@@ -84,10 +84,11 @@ class HarmonyScanner:
             self._state(found.group(), True)
             position = found.end()
         self._part = ""
-        for size in range(min(_LONGEST - 1, len(text) - position), 0, -1):
-            if text[-size:] in _PREFIXES:
-                self._part = text[-size:]
-                break
+        if "<" in text[-_LONGEST:]:
+            for size in range(min(_LONGEST - 1, len(text) - position), 0, -1):
+                if text[-size:] in _PREFIXES:
+                    self._part = text[-size:]
+                    break
         rest = text[position : len(text) - len(self._part)]
         if rest:
             self._state(rest, False)
@@ -168,8 +169,9 @@ class HarmonyScanner:
         if is_marker and text not in _ENDS:
             self._state = self._header
             self._hold(text)
-        elif not is_marker and text.strip(_SPACES):
+        elif not is_marker and (text := text.lstrip(_SPACES)):
             self._out.append(Content(text))
+            self._state = self._content
 
     # ----
 

@@ -73,7 +73,7 @@ class Parser:
         pieces: list[Piece] = []
         for piece in split:
             pieces += self._scan(piece.text) if isinstance(piece, Content) else [piece]
-        return join(pieces)
+        return pieces if len(split) == 1 else join(pieces)
 
     def _scan(self, text: str) -> list[Piece]:
         if self._scanner is not None:

@@ -81,8 +81,10 @@ def assemble(pieces: Iterable[Piece]) -> Message:
     return Message("".join(content), "".join(reasoning), tuple(calls))
 
 
-def join(pieces: Iterable[Piece]) -> list[Piece]:
+def join(pieces: list[Piece]) -> list[Piece]:
     """``pieces`` with neighbours of one kind put together."""
+    if len(pieces) < 2:
+        return pieces.copy()
     joined: list[Piece] = []
     texts: list[str] = []  # of the last one of ``joined``, so that many small ones cost no more
 

@@ -95,11 +95,12 @@ class ReasoningSplitter:
             self._begun = False
             return rest
         close = self._tags.close
-        for size in range(min(len(close) - 1, len(text)), 0, -1):
-            if close.startswith(text[-size:]):
-                self._held = text[-size:]
-                text = text[:-size]
-                break
+        if close[0] in text[-len(close) :]:
+            for size in range(min(len(close) - 1, len(text)), 0, -1):
+                if close.startswith(text[-size:]):
+                    self._held = text[-size:]
+                    text = text[:-size]
+                    break
         self._think(text, out)
         return ""
 

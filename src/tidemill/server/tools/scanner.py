@@ -137,6 +137,7 @@ class CallScanner:
         markers = sorted(grammar.markers, key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, markers)))
         self._prefixes = frozenset(m[:n] for m in markers for n in range(1, len(m)))
+        self._prefix_ends = frozenset(prefix[-1] for prefix in self._prefixes)
         self._longest = len(markers[0])
         self._out: list[Piece] = calls.pieces
         self._part = ""  # the beginning of a marker
@@ -205,10 +206,11 @@ class CallScanner:
             return found.end()
         self.steps += len(text) - start
         # The longest suffix that may become a marker is held back.
-        for size in range(min(self._longest - 1, len(text) - start), 0, -1):
-            if text[-size:] in self._prefixes:
-                self._part = text[-size:]
-                break
+        if text[-1] in self._prefix_ends:
+            for size in range(min(self._longest - 1, len(text) - start), 0, -1):
+                if text[-size:] in self._prefixes:
+                    self._part = text[-size:]
+                    break
         self._content(text[start : len(text) - len(self._part)])
         return len(text)
 
