@@ -29,6 +29,7 @@ class Tidemill(ApiPeer):
     def __init__(self) -> None:
         super().__init__()
         self._llm: Any = None
+        self._first: float | None = None
 
     def version(self) -> str:
         import tidemill
@@ -56,7 +57,11 @@ class Tidemill(ApiPeer):
         for output in outputs:
             if output.error is not None:
                 raise RuntimeError(output.error)
+        self._first = outputs[0].metrics.time_to_first_token
         return [len(output.outputs[0].token_ids) for output in outputs]
+
+    def first_token_seconds(self) -> float | None:
+        return self._first
 
     def measure(
         self, model: Model, work: Work, threads: int, settings: Settings, limits: Limits
