@@ -242,6 +242,12 @@ RECORDED = [
         [ZONE],
     ),
     Recorded("harmony", "Hello <|world|>", [], "Hello <|world|>"),
+    Recorded("harmony", "<|channel|>final<|message|>a<|end|>\nb c", [], "ab c"),
+    Recorded(
+        "qwen3_coder",
+        "<tool_call><function=get_time></function><tool_call><function=get_time></function>",
+        [NOW, NOW],
+    ),
 ]
 
 

@@ -142,8 +142,14 @@ def test_no_more_is_held_than_a_call_may_be_long(format: str, repeated: str, sta
 def test_a_megabyte_in_one_piece() -> None:
     text = '<tool_call>{"name": "get_time", "arguments": {}}</tool_' * 20_000 + "."
     parser = parser_for("hermes", TOOLS)
+    scanner = scanner_of(parser)
+    taken: list[int] = []
+    run = scanner._run
+    scanner._run = lambda part: (taken.append(len(part)), run(part))[1]  # type: ignore[method-assign]
     assert feed(parser, text, len(text)) == len(text)
-    assert scanner_of(parser).steps <= 1.5 * len(text)
+    assert scanner.steps <= 1.5 * len(text)
+    # What is copied at each place where a call breaks off is no more than a block.
+    assert max(taken) <= 1024
 
 
 def test_nesting_is_bounded() -> None:

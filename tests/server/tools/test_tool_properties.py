@@ -176,6 +176,19 @@ def test_typed_values_of_tags_are_read_by_the_schema(calls: list[Any], seed: int
             assert got[key] == value or math.isclose(got[key], value)
 
 
+@pytest.mark.parametrize("writer", sorted(WRITERS))
+def test_a_call_after_one_that_broke_off_is_read(writer: str) -> None:
+    """Wherever it did, but for the inside of a string, to which what follows belongs."""
+    format, write = WRITERS[writer]
+    text = write([("get_time", {})])
+    for end in range(len(text)):
+        if text[:end].count('"') % 2 == 0:
+            message = parse(format, text[:end] + text)
+            assert calls_of(message)[-1:] == [("get_time", {})], text[:end]
+            if len(message.calls) == 1:
+                assert text[:end].strip().startswith(message.content.strip())
+
+
 # ---- holding back
 
 

@@ -17,7 +17,9 @@ from collections.abc import Mapping, Sequence
 
 from tidemill.server.tools.json_call import read_arguments
 from tidemill.server.tools.scanner import Calls
-from tidemill.server.tools.steps import SPACE, NotACall, Steps, closing, expect, skip_space
+from tidemill.server.tools.steps import SPACE, NotACall, Steps, closing, either, expect, skip_space
+
+_CALL = "<｜tool▁call▁begin｜>"
 
 
 class DeepSeek:
@@ -26,26 +28,18 @@ class DeepSeek:
 
     def read(self, calls: Calls, marker: str) -> Steps[None]:
         char = yield from skip_space()
-        if char != "<":
-            raise NotACall(char)
-        yield from expect("｜tool▁call▁begin｜>")
+        yield from expect(_CALL, char)
         while True:
             yield from _read_call(calls)
             # The next call, or the end of all.
             char = yield from skip_space()
-            if not char:
+            if (yield from either((_CALL, "<｜tool▁calls▁end｜>"), char, or_end=True)) != _CALL:
                 return
-            yield from expect("<｜tool▁call", char)
-            char = yield
-            if char != "▁":
-                yield from closing("s▁end｜>", char)
-                return
-            yield from expect("▁begin｜>", char)
 
 
 def _read_call(calls: Calls) -> Steps[None]:
     name = (yield from calls.name("<", also=("function",)))[:-1]
-    yield from expect("｜tool▁sep｜>")
+    yield from expect("<｜tool▁sep｜>", "<")
     char = yield
     if char in SPACE or char == "{":
         if char != "{":

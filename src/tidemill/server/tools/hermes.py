@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from tidemill.server.tools.json_call import read_call
 from tidemill.server.tools.scanner import Calls
-from tidemill.server.tools.steps import NotACall, Steps, closing, skip_space
+from tidemill.server.tools.steps import NotACall, Steps, either, skip_space
 
 
 class Hermes:
@@ -34,18 +34,8 @@ class Hermes:
             if char == "{":
                 call.report(calls)
                 continue
-            if char == "<":
-                char = yield
-                if char == "t":
-                    yield from closing("tool_call>", char)
-                    call.report(calls)
-                    char = yield from skip_space()
-                    continue
-                if char == "/":
-                    yield from closing("/tool_call>", char)
-                elif char:
-                    raise NotACall("<" + char)
-            elif char:
-                raise NotACall(char)
+            tag = yield from either(("</tool_call>", "<tool_call>"), char, or_end=True)
             call.report(calls)
-            return
+            if tag != "<tool_call>":
+                return
+            char = yield from skip_space()

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from tidemill.server.tools.json_call import read_arguments, read_call
 from tidemill.server.tools.scanner import Calls
-from tidemill.server.tools.steps import NotACall, Steps, expect, one_of, skip_space
+from tidemill.server.tools.steps import SPACE, NotACall, Steps, either, expect, skip_space
 
 _MAX_ID = 64
 
@@ -36,8 +36,12 @@ class Mistral:
 
 
 def _read_list(calls: Calls) -> Steps[None]:
+    char = yield
+    if char not in SPACE and char != "{":
+        raise NotACall("[" + char)  # the bracket may begin the next marker
     while True:
-        char = yield from skip_space()
+        if char in SPACE:
+            char = yield from skip_space()
         if char != "{":
             raise NotACall(char)
         call = yield from read_call(calls)
@@ -47,6 +51,7 @@ def _read_list(calls: Calls) -> Steps[None]:
         call.report(calls)
         if char != ",":
             return
+        char = yield
 
 
 def _read_named(calls: Calls, first: str) -> Steps[None]:
@@ -54,14 +59,13 @@ def _read_named(calls: Calls, first: str) -> Steps[None]:
     name, char = text[:-1], text[-1]
     id = None
     if char == "[":
-        word = yield from one_of(("ARGS", "CALL_ID"), "]")
-        if word == "CALL_ID":
+        if (yield from either(("[ARGS]", "[CALL_ID]"), char)) == "[CALL_ID]":
             id = ""
             while (char := (yield)) != "[":
                 id += char
                 if not char or not char.isalnum() or len(id) > _MAX_ID:
                     raise NotACall(char)
-            yield from expect("ARGS]")
+            yield from expect("[ARGS]", char)
         char = yield from skip_space()
     elif char != "{":
         char = yield from skip_space()

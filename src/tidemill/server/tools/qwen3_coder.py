@@ -23,7 +23,7 @@ from typing import Any
 
 from tidemill.server.tools.json_text import is_json, is_number
 from tidemill.server.tools.scanner import Calls
-from tidemill.server.tools.steps import NotACall, Steps, closing, expect, read_until, skip_space
+from tidemill.server.tools.steps import NotACall, Steps, either, expect, read_until, skip_space
 
 _MAX_KEY = 128
 
@@ -44,16 +44,14 @@ class Qwen3Coder:
                 calls.add(name, arguments)
                 return
             char = yield from skip_space()
-            if char:
-                yield from expect("<", char)
-                char = yield
-            if char == "f":
-                yield from expect("function=", char)
-                calls.add(name, arguments)
-                continue
-            yield from closing("/tool_call>", char)
+            tags = ("</tool_call>", "<tool_call>", "<function=")
+            tag = yield from either(tags, char, or_end=True)
             calls.add(name, arguments)
-            return
+            if tag in ("", "</tool_call>"):
+                return
+            if tag == "<tool_call>":
+                char = yield from skip_space()
+                yield from expect("<function=", char)
 
 
 def _read_parameters(properties: Mapping[str, Any]) -> Steps[str]:
@@ -61,12 +59,8 @@ def _read_parameters(properties: Mapping[str, Any]) -> Steps[str]:
     parts: dict[str, str] = {}
     while True:
         char = yield from skip_space()
-        yield from expect("<", char)
-        char = yield
-        if char == "/":
-            yield from expect("function>")
+        if (yield from either(("</function>", "<parameter="), char)) == "</function>":
             break
-        yield from expect("parameter=", char)
         key = ""
         while (char := (yield)) != ">":
             key += char

@@ -32,28 +32,35 @@ def skip_space() -> Steps[str]:
     return char
 
 
-def expect(literal: str, first: str | None = None) -> Steps[None]:
-    """Read exactly ``literal``. ``first`` is a character of it that has been read."""
-    for position, wanted in enumerate(literal):
-        char = (yield) if first is None else first
-        first = None
-        if char != wanted:
-            raise NotACall(literal[:position] + char)
+def either(
+    literals: Collection[str], first: str | None = None, *, or_end: bool = False
+) -> Steps[str]:
+    """Read one of ``literals``, none of which begins another; gives which. ``first`` is a character
+    of it that has been read. With ``or_end`` the end of the text is as good: gives "".
 
-
-def closing(literal: str, first: str | None = None) -> Steps[bool]:
-    """Read ``literal`` where the end of the text is as good: nothing but it could follow.
-
-    Gives whether it was there, and False if the text has ended.
+    Where it breaks off all of it is looked at anew, as a marker may begin like it.
     """
-    for position, wanted in enumerate(literal):
+    text = ""
+    while True:
         char = (yield) if first is None else first
         first = None
-        if not char:
-            return False
-        if char != wanted:
-            raise NotACall(literal[:position] + char)
-    return True
+        if not char and or_end:
+            return ""
+        text += char
+        if not char or not any(literal.startswith(text) for literal in literals):
+            raise NotACall(text)
+        if text in literals:
+            return text
+
+
+def expect(literal: str, first: str | None = None) -> Steps[str]:
+    """Read exactly ``literal``; see ``either``."""
+    return either((literal,), first)
+
+
+def closing(literal: str, first: str | None = None) -> Steps[str]:
+    """Read ``literal``, where the end of the text is as good; see ``either``."""
+    return either((literal,), first, or_end=True)
 
 
 def one_of(words: Collection[str], end: str, first: str | None = None) -> Steps[str]:
