@@ -97,12 +97,13 @@ def test_a_process_without_output_is_an_error_with_its_last_words():
 
 
 def test_peak_memory_is_seen_though_it_was_given_back():
-    hold = "x = bytearray(b'1') * (64 << 20); import time; time.sleep(0.2); del x; time.sleep(0.2)"
-    small, large = (
-        peak_resident(script("import time; time.sleep(0.4)")),
-        peak_resident(script(hold)),
-    )
-    assert 60 << 20 < large - small < 80 << 20
+    hold = "x = bytearray(b'1') * (512 << 20); del x; import time; time.sleep(0.2)"
+    assert 512 << 20 < peak_resident(script(hold)) < 544 << 20
+
+
+def test_peak_memory_includes_what_was_touched_last():
+    last = "import os; x = bytearray(b'1') * (512 << 20); os._exit(0)"
+    assert 512 << 20 < peak_resident(script(last)) < 544 << 20
 
 
 def test_peak_memory_of_a_failing_process_is_an_error():
