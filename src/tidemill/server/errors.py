@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
@@ -77,3 +78,16 @@ def api_error(error: Exception) -> ApiError | None:
         case ValueError():
             return ApiError(400, str(error), code="invalid_value")
     return None
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """What the engine refuses is told under an API's own names of its parameters."""
+    try:
+        yield
+    except RequestError as error:
+        param = names.get(error.param or "", error.param)
+        message = str(error)
+        if error.param in names and message.startswith(f"{error.param}:"):
+            message = f"{param}{message.removeprefix(error.param)}"
+        raise ApiError(400, message, param=param, code=error.code) from None

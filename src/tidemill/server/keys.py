@@ -8,6 +8,7 @@ Keys are in a TOML file, as hashes; a key cannot be read back from it:
     models = ["assistant"]        # default: all
     priority = 0                  # class: all of a smaller one is served first
     weight = 1.0                  # share beside other tenants of the same class
+    admin = false                 # may load, unload and change models (/admin)
 
 The file is read again when it changes. One that cannot be read then leaves the keys as they were,
 and the log says so.
@@ -45,6 +46,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     models: tuple[str, ...] = ()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    admin: bool = False
 
     def __post_init__(self) -> None:
         for digest in self.sha256:
@@ -58,7 +60,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return not self.models or model in self.models
 
 
-ANYBODY = Tenant("anybody")
+ANYBODY = Tenant("anybody", admin=True)
 """Who everybody is where there are no keys."""
 
 

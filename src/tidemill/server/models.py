@@ -293,16 +293,49 @@ class Models:
             await model.until_unused()
             await model.worker.close()
 
+    async def add(self, config: ModelConfig) -> None:
+        """Serve another model, once it is loaded. Raises ApiError 409 if one of its names is
+        taken, ModelUnavailable."""
+        self._check_names(config, None)
+        model = await self._start(config)
+        try:
+            self._check_names(config, None)  # another may have come meanwhile
+        except ApiError:
+            await model.worker.close()
+            raise
+        self._enter(config)
+        self._put(self._entries[config.name], model)
+
     async def replace(self, name: str, config: ModelConfig) -> None:
         """Serve ``config`` under ``name``: requests that have begun end on the old model, from
-        then on they go to the new one. If the new one cannot be loaded nothing changes."""
+        then on they go to the new one. If the new one cannot be loaded nothing changes. Raises
+        ApiError 409 if one of its names is another model's, ModelUnavailable."""
         entry = self.entry(name)
+        config.name = entry.config.name
+        self._check_names(config, entry)
         fresh = await self._start(config)
-        old, entry.model = entry.model, fresh
+        old = entry.model
+        for alias in entry.config.aliases:
+            self._names.pop(alias, None)
         entry.config = config
-        self._watch(entry, fresh)
+        for alias in config.aliases:
+            self._names[alias] = config.name
+        self._put(entry, fresh)
         if old is not None:
             self._spawn(self._retire(old))
+
+    async def remove(self, name: str) -> None:
+        """Serve a model no longer, under none of its names; waits until its requests have ended.
+        Raises ApiError 404."""
+        entry = self.entry(name)
+        for known in (entry.config.name, *entry.config.aliases):
+            self._names.pop(known, None)
+        del self._entries[entry.config.name]
+        if entry.loading is not None:
+            entry.loading.cancel()
+        model, entry.model = entry.model, None
+        if model is not None:
+            await self._retire(model)
 
     async def close(self) -> None:
         self._closed = True
@@ -338,6 +371,20 @@ class Models:
                 log.info("unloading %s, idle", entry.config.name)
                 await self.unload(entry.config.name)
 
+    def _check_names(self, config: ModelConfig, own: Entry | None) -> None:
+        for name in (config.name, *config.aliases):
+            taken = self._names.get(name)
+            if taken is not None and self._entries[taken] is not own:
+                raise ApiError(
+                    409, f"a model is called {name!r} already", param="name", code="name_taken"
+                )
+
+    def _put(self, entry: Entry, model: LoadedModel) -> None:
+        """``model`` is what ``entry`` serves from now on."""
+        entry.model = model
+        entry.error, entry.unloaded = None, False
+        self._watch(entry, model)
+
     def _enter(self, config: ModelConfig) -> None:
         self._entries[config.name] = Entry(config)
         for name in (config.name, *config.aliases):
@@ -355,10 +402,9 @@ class Models:
     async def _loaded(self, entry: Entry) -> LoadedModel:
         try:
             await self._make_room(entry)
-            entry.model = await self._start(entry.config)
-            entry.error, entry.unloaded = None, False
-            self._watch(entry, entry.model)
-            return entry.model
+            model = await self._start(entry.config)
+            self._put(entry, model)
+            return model
         except ModelUnavailable as error:
             entry.error = str(error)
             log.error("%s cannot be loaded: %s", entry.config.name, error)

@@ -37,6 +37,11 @@ class Prompting:
     def can_chat(self) -> bool:
         return self._template is not None
 
+    @property
+    def thinks(self) -> bool:
+        """Whether its template knows of reasoning."""
+        return self._traits.reasoning is not None or self._traits.format == "harmony"
+
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -84,7 +89,7 @@ class Prompting:
         if use.mode == "required":
             return ListedCalls()
         traits = self._traits
-        if traits.reasoning is None and traits.format != "harmony" and not use.offered:
+        if not self.thinks and not use.offered:
             return None
         parser = parser_for(
             traits.format,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tidemill.engine.params import SamplingParams
@@ -12,9 +14,19 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts
 from tidemill.server.anthropic.errors import error_body
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
+from tidemill.server.errors import renaming
 from tidemill.server.http import Exchange, sse
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.service import Service
+from tidemill.server.tools import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Piece,
+    Reasoning,
+    assemble,
+)
+from tidemill.server.tools.use import Reader, ToolUse
 
 T = TypeVar("T")
 
@@ -25,17 +37,20 @@ PING_SECONDS = 15.0
 async def messages(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(MessagesRequest)
     params = request.sampling()
-    chat = request.chat()
+    chat, use = request.chat(), request.use()
+    params = replace(params, grammar=use.grammar())
     async with service.model(request.model, exchange.tenant) as model:
-        await exchange.while_connected(_answer(service, exchange, request, chat, params, model))
+        await exchange.while_connected(
+            _answer(service, exchange, request, chat, use, params, model)
+        )
 
 
 async def count_tokens(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(CountTokensRequest)
-    chat = request.chat()
+    chat, use = request.chat(), request.use()
     async with service.model(request.model, exchange.tenant) as model:
         prompt = await asyncio.to_thread(
-            model.prompting.continued_chat, chat, **request.template_options
+            model.prompting.continued_chat, chat, use.offered, **request.template_options
         )
         await exchange.json({"input_tokens": len(prompt.token_ids)})
 
@@ -45,42 +60,60 @@ async def _answer(
     exchange: Exchange,
     request: MessagesRequest,
     chat: Sequence[Mapping[str, Any]],
+    use: ToolUse,
     params: SamplingParams,
     model: LoadedModel,
 ) -> None:
+    prompting = model.prompting
     prompt = await asyncio.to_thread(
-        model.prompting.continued_chat, chat, **request.template_options
+        prompting.continued_chat, chat, use.offered, **request.template_options
     )
-    answer = Answer(exchange.id, model.config.name)
-    async with service.generations(
-        exchange, model, [prompt], params, priority=0, salt=""
-    ) as (generation,):  # fmt: skip
-        if request.stream:
-            async with aclosing(answer.events(generation)) as events:
-                await exchange.events(events)
-        else:
-            await exchange.json(answer.whole(await generation.whole()))
+    reader = prompting.reader(prompt, use)
+    if reader is not None and prompting.markers_are_hidden:
+        params = replace(params, skip_special_tokens=False)
+    answer = Answer(exchange.id, model.config.name, reader)
+    with renaming({"grammar": "tools"}):
+        async with service.generations(
+            exchange, model, [prompt], params, priority=0, salt=""
+        ) as (generation,):  # fmt: skip
+            if request.stream:
+                async with aclosing(answer.events(generation)) as events:
+                    await exchange.events(events)
+            else:
+                await exchange.json(answer.whole(await generation.whole()))
 
 
 class Answer:
-    """The answer's message, whole or in events."""
+    """The answer's message, whole or in events. ``reader`` takes its text apart, where there is
+    something to look for."""
 
-    def __init__(self, id: str, model: str) -> None:
+    def __init__(self, id: str, model: str, reader: Reader | None) -> None:
         self._id = id
         self._model = model
+        self._reader = reader
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         (out,) = output.outputs
-        return {
-            **self._message([{"type": "text", "text": out.text}], TokenCounts.of(output)),
-            **_end(out),
-        }
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": out.text}]
+        if self._reader is not None:
+            found = assemble([*self._reader.push(out.text), *self._reader.finish()])
+            blocks = []
+            if found.reasoning:
+                blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
+            if found.content or not found.calls:
+                blocks.append({"type": "text", "text": found.content})
+            blocks += [
+                {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
+                for c in found.calls
+            ]
+        return {**self._message(blocks, TokenCounts.of(output)), **self._end(out)}
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         counts = TokenCounts.of(generation.builder.output)
         yield _event("message_start", message={**self._message([], counts), **_NO_END})
-        block: dict[str, Any] = {"type": "text", "text": ""}
-        yield _event("content_block_start", index=0, content_block=block)
+        blocks = _Blocks()
+        if self._reader is None:
+            yield blocks.begin({"type": "text", "text": ""})
         yield _event("ping")
         end: dict[str, Any] = _NO_END
         async with aclosing(with_gaps(generation.deltas(), PING_SECONDS)) as deltas:
@@ -92,15 +125,31 @@ class Answer:
                     yield sse(error_body(failure, self._id), "error")
                     return
                 for out in delta.outputs:
-                    if out.text:
-                        text = {"type": "text_delta", "text": out.text}
-                        yield _event("content_block_delta", index=0, delta=text)
+                    for piece in self._pieces(out):
+                        for event in blocks.events(piece):
+                            yield event
                     if out.finished:
-                        end = _end(out)
-        yield _event("content_block_stop", index=0)
+                        end = self._end(out)
+        if (last := blocks.end()) is not None:
+            yield last
         counts = TokenCounts.of(generation.builder.output)
         yield _event("message_delta", delta=end, usage=_usage(counts))
         yield _event("message_stop")
+
+    def _pieces(self, out: CompletionOutput) -> list[Piece]:
+        """What is new."""
+        if self._reader is None:
+            return [Content(out.text)] if out.text else []
+        pieces = self._reader.push(out.text)
+        return pieces + self._reader.finish() if out.finished else pieces
+
+    def _end(self, out: CompletionOutput) -> dict[str, Any]:
+        if out.finish_reason == "length":
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if isinstance(out.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": out.stop_reason}
+        called = self._reader is not None and self._reader.call_count > 0
+        return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
 
     def _message(self, content: list[Any], counts: TokenCounts) -> dict[str, Any]:
         return {
@@ -116,12 +165,50 @@ class Answer:
 _NO_END: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
 
-def _end(out: CompletionOutput) -> dict[str, Any]:
-    if out.finish_reason == "length":
-        return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if isinstance(out.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": out.stop_reason}
-    return {"stop_reason": "end_turn", "stop_sequence": None}
+class _Blocks:
+    """Content blocks as events: one is open at a time."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._kind: str | None = None
+
+    def events(self, piece: Piece) -> Iterator[bytes]:
+        match piece:
+            case Content(text):
+                yield from self._in({"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": text})
+            case Reasoning(text):
+                yield from self._in({"type": "thinking", "thinking": "", "signature": ""})
+                yield self._delta({"type": "thinking_delta", "thinking": text})
+            case CallBegin(_, id, name):
+                if (last := self.end()) is not None:
+                    yield last
+                yield self.begin({"type": "tool_use", "id": id, "name": name, "input": {}})
+            case CallArguments(_, text):
+                yield self._delta({"type": "input_json_delta", "partial_json": text})
+
+    def begin(self, block: dict[str, Any]) -> bytes:
+        self._index += 1
+        self._kind = block["type"]
+        return _event("content_block_start", index=self._index, content_block=block)
+
+    def end(self) -> bytes | None:
+        """The end of the open block, if one is."""
+        if self._kind is None:
+            return None
+        self._kind = None
+        return _event("content_block_stop", index=self._index)
+
+    def _in(self, block: dict[str, Any]) -> Iterator[bytes]:
+        """Whatever it takes for a block of that kind to be open."""
+        if self._kind == block["type"]:
+            return
+        if (last := self.end()) is not None:
+            yield last
+        yield self.begin(block)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
 
 
 def _usage(counts: TokenCounts) -> dict[str, Any]:

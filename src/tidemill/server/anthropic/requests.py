@@ -11,6 +11,7 @@ from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.server.anthropic.conversation import as_chat
 from tidemill.server.errors import check_only, unsupported
+from tidemill.server.tools.use import ToolUse, tool_use
 
 # What clients may send, and which values mean what happens here anyway. ``cache_control`` is not
 # among them: prefixes are always cached. Anything else is an error, not silence.
@@ -59,26 +60,54 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         check_only(self, _ONLY)
         if not self.messages:
             raise RequestError("messages is empty", param="messages")
-        chat = as_chat(self.system, self.messages)
-        self._refuse_tools_and_thinking(chat)
-        return chat
+        if self.thinking not in (None, {"type": "disabled"}):
+            raise unsupported("thinking")  # there is no way to keep to its budget
+        return as_chat(self.system, self.messages)
+
+    def use(self) -> ToolUse:
+        """What is said of tools. Raises RequestError that names the field at fault."""
+        tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(self.tools or ())]
+        choice = dict(self.tool_choice or {})
+        parallel = None
+        if choice.pop("disable_parallel_tool_use", None):
+            parallel = False
+        match choice:
+            case {"type": "tool", "name": str(name), **rest} if not rest:
+                wanted: Any = {"type": "function", "function": {"name": name}}
+            case {"type": "auto" | "any" | "none" as kind, **rest} if not rest:
+                wanted = {"any": "required"}.get(kind, kind)
+            case _:
+                wanted = None
+        if choice and wanted is None:
+            raise RequestError(
+                "tool_choice is of type auto, any, none, or tool with a name", param="tool_choice"
+            )
+        return tool_use(tools, wanted, parallel if tools else None)
 
     @property
     def template_options(self) -> Mapping[str, Any]:
         """Variables of the chat template: whether the model is to think, if that was said."""
         return {} if self.thinking is None else {"enable_thinking": False}
 
-    def _refuse_tools_and_thinking(self, chat: list[dict[str, Any]]) -> None:
-        """The one place that says no to tools and to thinking. ``as_chat`` converts their blocks
-        already; what is missing is that answers are parsed for them (``server/tools``)."""
-        if self.tools or any(m["role"] == "tool" or "tool_calls" in m for m in chat):
-            raise unsupported("tools")
-        if self.tool_choice not in (None, {"type": "none"}):
-            raise unsupported("tool_choice")
-        if self.thinking not in (None, {"type": "disabled"}) or any(
-            "reasoning_content" in m for m in chat
-        ):
-            raise unsupported("thinking")
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A tool in OpenAI's form. Those that Anthropic's servers run themselves are not there."""
+    if tool.get("type", "custom") != "custom":
+        raise RequestError(
+            f"{where} is of a type that is not supported here; only 'custom' is", param="tools"
+        )
+    extra = tool.keys() - {"type", "name", "description", "input_schema", "cache_control"}
+    if extra:
+        raise RequestError(f"{where} has {min(extra)!r}, which is not supported", param="tools")
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return {
+        "type": "function",
+        "function": {name: value for name, value in function.items() if value is not None},
+    }
 
 
 class MessagesRequest(ConversationFields, kw_only=True, forbid_unknown_fields=True):

@@ -107,7 +107,9 @@ async def show(service: Service, exchange: Exchange) -> None:
             "template": entry.config.chat_template or facts.description.chat_template or "",
             "details": _details(facts),
             "model_info": _model_info(facts),
-            "capabilities": ["completion"],
+            "capabilities": ["completion", "tools"]
+            if facts.description.chat_template
+            else ["completion"],
             "modified_at": _modified(entry, facts),
         }
     )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import TokenCounts, token_scores
+from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import Exchange, encode
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.ollama.catalogue import served_name, timestamp
@@ -19,6 +22,8 @@ from tidemill.server.ollama.errors import error_body
 from tidemill.server.ollama.options import Options
 from tidemill.server.ollama.requests import ChatRequest, GenerateRequest
 from tidemill.server.service import Service
+from tidemill.server.tools import Message, assemble
+from tidemill.server.tools.use import Reader, ToolUse
 
 NDJSON = "application/x-ndjson"
 
@@ -39,7 +44,7 @@ async def _respond(
     service: Service, exchange: Exchange, request: _Request, *, nothing: bool
 ) -> None:
     """Answer a request; one with ``nothing`` to answer loads or unloads the model."""
-    params = request.sampling()
+    params, use = request.sampling(), request.use()
     keep = request.keep_seconds()
     name = served_name(service, request.model)
     answer = Answer(request)
@@ -56,7 +61,7 @@ async def _respond(
             await exchange.json(answer.empty("load"))
         else:
             await exchange.while_connected(
-                _generate(service, exchange, request, params, model, answer)
+                _generate(service, exchange, request, use, params, model, answer)
             )
 
 
@@ -64,28 +69,41 @@ async def _generate(
     service: Service,
     exchange: Exchange,
     request: _Request,
+    use: ToolUse,
     params: SamplingParams,
     model: LoadedModel,
     answer: Answer,
 ) -> None:
-    prompt = await asyncio.to_thread(_prompt, request, model)
+    prompting = model.prompting
+    if request.think and not prompting.thinks:
+        raise ApiError(400, f"think: {request.model!r} does not support thinking", param="think")
+    prompt = await asyncio.to_thread(_prompt, request, use, model)
+    is_raw = isinstance(request, GenerateRequest) and request.raw
+    reader = None if is_raw else prompting.reader(prompt, use)
+    if reader is not None and prompting.markers_are_hidden:
+        params = replace(params, skip_special_tokens=False)
     options = request.options or Options()
-    params = options.fit(params, len(prompt.token_ids), model.prompting.max_context)
-    async with service.generations(
-        exchange, model, [prompt], params, priority=0, salt=""
-    ) as (generation,):  # fmt: skip
-        answer.begin(model, params)
-        if request.streams:
-            async with aclosing(answer.lines(generation)) as lines:
-                await exchange.events(lines, NDJSON)
-        else:
-            await exchange.json(answer.whole(await generation.whole()))
+    params = options.fit(params, len(prompt.token_ids), prompting.max_context)
+    with renaming({"grammar": "format"}):
+        async with service.generations(
+            exchange, model, [prompt], params, priority=0, salt=""
+        ) as (generation,):  # fmt: skip
+            answer.begin(model, params, reader)
+            if request.streams:
+                async with aclosing(answer.lines(generation)) as lines:
+                    await exchange.events(lines, NDJSON)
+            else:
+                await exchange.json(answer.whole(await generation.whole()))
 
 
-def _prompt(request: _Request, model: LoadedModel) -> PreparedPrompt:
+def _prompt(request: _Request, use: ToolUse, model: LoadedModel) -> PreparedPrompt:
     if isinstance(request, GenerateRequest) and request.raw:
         return model.prompting.text(request.prompt)
-    return model.prompting.continued_chat(request.chat(), **request.template_options)
+    options = request.template_options
+    return model.prompting.continued_chat(request.chat(), use.offered, **options)
+
+
+_NOTHING = Message("", "", ())
 
 
 class Answer:
@@ -98,19 +116,20 @@ class Answer:
         self._load_seconds = 0.0
         self._model: LoadedModel | None = None
         self._n_top: int | None = None
+        self._reader: Reader | None = None
 
     def model_ready(self) -> None:
         self._load_seconds = time.monotonic() - self._began
 
-    def begin(self, model: LoadedModel, params: SamplingParams) -> None:
-        self._model, self._n_top = model, params.logprobs
+    def begin(self, model: LoadedModel, params: SamplingParams, reader: Reader | None) -> None:
+        self._model, self._n_top, self._reader = model, params.logprobs, reader
 
     def empty(self, reason: str) -> dict[str, Any]:
-        return {**self._object(""), "done": True, "done_reason": reason}
+        return {**self._object(_NOTHING), "done": True, "done_reason": reason}
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         (out,) = output.outputs
-        return {**self._object(out.text), **self._scores(out), **self._end(output, out)}
+        return {**self._object(self._news(out)), **self._scores(out), **self._end(output, out)}
 
     async def lines(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         async for delta in generation.deltas():
@@ -118,20 +137,33 @@ class Answer:
                 yield encode(error_body(failure)) + b"\n"
                 return
             for out in delta.outputs:
-                scores = self._scores(out)
-                if out.text or scores:
-                    yield encode({**self._object(out.text), **scores, "done": False}) + b"\n"
+                scores, news = self._scores(out), self._news(out)
+                if news != _NOTHING or scores:
+                    yield encode({**self._object(news), **scores, "done": False}) + b"\n"
                 if out.finished:
                     end = self._end(generation.builder.output, out)
-                    yield encode({**self._object(""), **end}) + b"\n"
+                    yield encode({**self._object(_NOTHING), **end}) + b"\n"
 
-    def _object(self, text: str) -> dict[str, Any]:
-        content = {"message": {"role": "assistant", "content": text}}
-        return {
-            "model": self._name,
-            "created_at": timestamp(time.time()),
-            **(content if self._is_chat else {"response": text}),
-        }
+    def _news(self, out: CompletionOutput) -> Message:
+        """What is new, taken apart. Calls come whole."""
+        if self._reader is None:
+            return Message(out.text, "", ())
+        pieces = self._reader.push(out.text)
+        return assemble(pieces + self._reader.finish() if out.finished else pieces)
+
+    def _object(self, news: Message) -> dict[str, Any]:
+        content: dict[str, Any] = {"response": news.content}
+        if self._is_chat:
+            message: dict[str, Any] = {"role": "assistant", "content": news.content}
+            if news.calls:
+                message["tool_calls"] = [
+                    {"function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                    for c in news.calls
+                ]
+            content = {"message": message}
+        if news.reasoning:
+            (content["message"] if self._is_chat else content)["thinking"] = news.reasoning
+        return {"model": self._name, "created_at": timestamp(time.time()), **content}
 
     def _scores(self, out: CompletionOutput) -> dict[str, Any]:
         if self._n_top is None or self._model is None or not out.token_ids:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,12 +15,13 @@ from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.server.errors import check_only, unsupported
 from tidemill.server.ollama.options import Options
+from tidemill.server.tools.use import ToolUse, tool_use
+from tidemill.text.grammar import Grammar, GrammarError
 
 # Which values mean what happens here anyway: a prompt that is too long is an error, and nothing
 # is dropped from it. Anything else is an error, not silence.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "context": (None, []),
-    "format": (None, ""),
     "height": (None, 0),
     "images": (None, []),
     "shift": (None, False),
@@ -49,8 +51,9 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
+    format: str | dict[str, Any] | None = None
+
     # Understood, but only at the values of _ONLY.
-    format: Any = None
     shift: Any = None
     truncate: Any = None
 
@@ -61,7 +64,24 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     @property
     def template_options(self) -> Mapping[str, Any]:
         """Variables of the chat template: whether the model is to think, if that was said."""
-        return {} if self.think is None else {"enable_thinking": False}
+        return {} if self.think is None else {"enable_thinking": self.think}
+
+    def use(self) -> ToolUse:
+        """What is said of tools."""
+        return ToolUse()
+
+    def grammar(self) -> Grammar | None:
+        """What ``format`` asks for. Raises RequestError."""
+        if not self.format:
+            return None
+        if self.format == "json":
+            return Grammar.json_object()
+        if isinstance(self.format, str):
+            raise RequestError("format is 'json' or a JSON schema", param="format")
+        try:
+            return Grammar.json_schema(self.format)
+        except GrammarError as error:
+            raise RequestError(f"format: {error}", param="format") from None
 
     def sampling(self) -> SamplingParams:
         """How to sample. Raises ApiError or RequestError, which name the field at fault."""
@@ -71,18 +91,13 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
         n_top = (self.top_logprobs or 0) if self.logprobs else None
         if n_top is not None and not 0 <= n_top <= 20:
             raise RequestError("top_logprobs must be from 0 to 20", param="top_logprobs")
-        self._refuse_tools_and_thinking()
-        return (self.options or Options()).sampling(n_top)
+        if isinstance(self.think, str):
+            raise unsupported("think")  # how hard to think cannot be chosen
+        return replace((self.options or Options()).sampling(n_top), grammar=self.grammar())
 
     def keep_seconds(self) -> float | None:
         """``keep_alive`` in seconds: infinite if it is negative, None if nothing was said."""
         return None if self.keep_alive is None else _seconds(self.keep_alive)
-
-    def _refuse_tools_and_thinking(self) -> None:
-        """The one place that says no to tools and to thinking. ``ChatRequest.chat`` converts their
-        messages already; what is missing is that answers are parsed for them (``server/tools``)."""
-        if self.think not in (None, False):
-            raise unsupported("think")
 
 
 class GenerateRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -123,12 +138,9 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
         """The messages in OpenAI's form. Raises RequestError that says where one is wrong."""
         return [_message(m, f"messages[{i}]", i) for i, m in enumerate(self.messages)]
 
-    def _refuse_tools_and_thinking(self) -> None:
-        super()._refuse_tools_and_thinking()
-        if self.tools or any(m.get("tool_calls") or m.get("role") == "tool" for m in self.messages):
-            raise unsupported("tools")
-        if any(m.get("thinking") for m in self.messages):
-            raise unsupported("thinking")
+    def use(self) -> ToolUse:
+        """What is said of tools. Raises RequestError."""
+        return tool_use(self.tools, None, None)
 
 
 def _message(given: Mapping[str, Any], where: str, number: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
-from tidemill.server.errors import ApiError
+from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import DONE, Exchange, sse
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
@@ -95,7 +95,7 @@ async def _answer(
     params = request.sampling(use, first is not None and prompting.markers_are_hidden)
     readers = [first, *(prompting.reader(prompt, use) for _ in range(params.n - 1))]
     answer = _Answer(exchange.id, model, params, readers)
-    with request.naming("messages"):
+    with renaming(request.names("messages")):
         async with service.generations(
             exchange, model, [prompt], params, priority=request.priority or 0,
             salt=request.cache_salt or "",

@@ -13,6 +13,7 @@ from tidemill.engine.params import MAX_SAMPLES, SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import finite, top
+from tidemill.server.errors import renaming
 from tidemill.server.http import DONE, Exchange, sse
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import error_body, finish_reason, usage_of
@@ -66,7 +67,7 @@ async def completions(service: Service, exchange: Exchange) -> None:
     params = request.sampling()
     prompts = request.prompts()
     async with service.model(request.model, exchange.tenant) as model:
-        with request.naming("prompt"):
+        with renaming(request.names("prompt")):
             await exchange.while_connected(
                 _answer(service, exchange, request, prompts, params, model)
             )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.server.errors import ApiError, check_only
 from tidemill.server.openai.structured import FormatFields
@@ -115,20 +113,10 @@ class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    @contextmanager
-    def naming(self, prompt: str) -> Iterator[None]:
-        """What the engine refuses is told under the names of this API: its ``prompt`` and its
-        ``grammar`` are called otherwise here."""
-        try:
-            yield
-        except RequestError as error:
-            # Without a field of its own, the form is that of a call.
-            names = {"prompt": prompt, "grammar": [*self.format_fields, "tools"][0]}
-            param = names.get(error.param or "", error.param)
-            message = str(error)
-            if error.param == "grammar":
-                message = f"{param}{message.removeprefix('grammar')}"
-            raise ApiError(400, message, param=param, code=error.code) from None
+    def names(self, prompt: str) -> Mapping[str, str]:
+        """What the engine's ``prompt`` and ``grammar`` are called here: without a field of its own,
+        an answer's form is that of a call. For ``renaming``."""
+        return {"prompt": prompt, "grammar": [*self.format_fields, "tools"][0]}
 
     def params(self, max_tokens: int | None, **more: Any) -> SamplingParams:
         """How to sample. Raises RequestError that names the parameter at fault."""

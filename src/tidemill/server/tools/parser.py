@@ -11,7 +11,7 @@ from tidemill.server.tools.harmony import HarmonyScanner
 from tidemill.server.tools.hermes import Hermes
 from tidemill.server.tools.llama3 import Llama3
 from tidemill.server.tools.mistral import Mistral
-from tidemill.server.tools.pieces import Content, Piece, join
+from tidemill.server.tools.pieces import Content, Piece, call_id, join
 from tidemill.server.tools.pythonic import Pythonic
 from tidemill.server.tools.qwen3_coder import Qwen3Coder
 from tidemill.server.tools.reasoning import REASONING, ReasoningSplitter
@@ -113,7 +113,7 @@ def parser_for(
             f"there is no reasoning format {reasoning!r}; there are {', '.join(REASONING)}"
         )
     known = Tools(tools)
-    make_id = new_id or (_mistral_id if format == "mistral" else _call_id)
+    make_id = new_id or (_mistral_id if format == "mistral" else call_id)
     calls = Calls(known, make_id, stream_arguments=stream_arguments)
     if format == "harmony":
         return Parser(HarmonyScanner(calls, max_held=max_call_chars), None, calls)
@@ -124,10 +124,6 @@ def parser_for(
     if reasoning is not None:
         splitter = ReasoningSplitter(REASONING[reasoning], inside=in_reasoning)
     return Parser(scanner, splitter, calls)
-
-
-def _call_id() -> str:
-    return f"call_{os.urandom(12).hex()}"
 
 
 def _mistral_id() -> str:

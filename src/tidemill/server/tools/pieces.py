@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from tidemill.records import dataclass
@@ -58,6 +59,11 @@ class Message:
     content: str
     reasoning: str
     calls: tuple[ToolCall, ...]
+
+
+def call_id() -> str:
+    """A name for a call."""
+    return f"call_{os.urandom(12).hex()}"
 
 
 def assemble(pieces: Iterable[Piece]) -> Message:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from tidemill.engine.errors import RequestError
 from tidemill.records import dataclass
-from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece
+from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, call_id
 from tidemill.text.grammar import Grammar, GrammarError
 
 MAX_TOOLS = 512
@@ -179,7 +178,7 @@ class NamedCall:
         pieces: list[Piece] = []
         if not self.call_count:
             self.call_count = 1
-            pieces.append(CallBegin(0, new_id(), self._name))
+            pieces.append(CallBegin(0, call_id(), self._name))
         return [*pieces, CallArguments(0, text)]
 
     def finish(self) -> list[Piece]:
@@ -208,13 +207,8 @@ class ListedCalls:
         for call in calls:
             arguments = json.dumps(call["arguments"], ensure_ascii=False)
             pieces += (
-                CallBegin(self.call_count, new_id(), call["name"]),
+                CallBegin(self.call_count, call_id(), call["name"]),
                 CallArguments(self.call_count, arguments),
             )
             self.call_count += 1
         return pieces
-
-
-def new_id() -> str:
-    """A name for a call."""
-    return f"call_{os.urandom(12).hex()}"

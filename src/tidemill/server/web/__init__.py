@@ -64,6 +64,11 @@ async def page(service: Service, exchange: Exchange) -> None:
     await _send(exchange, _files()["index.html"])
 
 
+async def docs(service: Service, exchange: Exchange) -> None:
+    """``GET /docs``: the OpenAPI description to read."""
+    await _send(exchange, _files()["docs.html"])
+
+
 async def asset(service: Service, exchange: Exchange) -> None:
     """``GET /web/NAME``. Raises ApiError 404."""
     file = _files().get(exchange.scope["path_params"]["name"])

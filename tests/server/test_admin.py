@@ -1,0 +1,133 @@
+"""Models changed while others are served."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.serving import Server, begin_request, events_of, serving, until
+from tidemill.server.keys import digest_of
+
+SHORT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 4, "temperature": 0,
+    "ignore_eos": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def own(tiny_chat_model: Path) -> Iterator[Server]:
+    with serving(str(tiny_chat_model), "--name", "tiny", "--threads", "1") as found:
+        yield found
+
+
+def call(server: Server, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    status, _, data = server.request(method, f"/admin/models{path}", body)
+    return status, json.loads(data)
+
+
+def ask(server: Server, model: str) -> int:
+    return server.post("/v1/chat/completions", {"model": model, **SHORT})[0]
+
+
+def test_a_models_life(own: Server, tiny_chat_model: Path) -> None:
+    config = {"source": str(tiny_chat_model), "name": "second", "aliases": ["2"], "threads": 1}
+    status, about = call(own, "POST", "", config)
+    assert (status, about["state"], about["name"]) == (201, "loaded", "second")
+    assert ask(own, "second") == ask(own, "2") == 200
+    assert len(own.workers()) == 2
+    assert {m["name"] for m in call(own, "GET", "")[1]["models"]} == {"tiny", "second"}
+    status, about = call(own, "POST", "/second/unload", {})
+    assert (status, about["state"]) == (200, "unloaded")
+    assert len(own.workers()) == 1
+    assert own.get("/health/ready")[0] == 200
+    assert call(own, "POST", "/2/load", {})[1]["state"] == "loaded"
+    assert call(own, "POST", "/second/pin", {"pinned": True})[1]["pinned"] is True
+    assert call(own, "GET", "/second")[1]["pinned"] is True
+    assert call(own, "DELETE", "/second")[0] == 200
+    assert ask(own, "second") == ask(own, "2") == 404
+    assert ask(own, "tiny") == 200
+    assert len(own.workers()) == 1
+
+
+def test_a_replacement_drops_no_stream(own: Server, tiny_chat_model: Path) -> None:
+    body = {"model": "tiny", **SHORT, "max_tokens": 900, "n": 8, "temperature": 1, "stream": True}
+    connection = begin_request(own, "/v1/chat/completions", body)
+    data = bytearray()
+
+    def read() -> None:
+        with connection:
+            while part := connection.recv(65536):
+                data.extend(part)
+                if b"[DONE]" in data:
+                    return
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    until(lambda: b"data: " in data)
+    before = own.workers()
+    config = {"source": str(tiny_chat_model), "threads": 1, "max_context": 512}
+    status, about = call(own, "PUT", "/tiny", config)
+    assert (status, about["max_context"]) == (200, 512)
+    assert ask(own, "tiny") == 200
+    reading.join(60)
+    *_, done = events_of(bytes(data))
+    assert done == "[DONE]"
+    until(lambda: len(own.workers()) == 1)
+    assert own.workers() != before
+    call(own, "PUT", "/tiny", {"source": str(tiny_chat_model), "threads": 1})
+
+
+def test_what_cannot_be_loaded_changes_nothing(own: Server, tmp_path: Path) -> None:
+    before = own.workers()
+    for method, path in (("POST", ""), ("PUT", "/tiny")):
+        status, answer = call(own, method, path, {"source": str(tmp_path / "no.gguf")})
+        assert (status, answer["error"]["code"]) == (503, "model_unavailable")
+    assert own.workers() == before
+    assert ask(own, "tiny") == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("POST", "", {}, 400),
+        ("POST", "", {"source": "x", "threads": 0}, 400),
+        ("POST", "", {"source": "x", "name": "a b"}, 400),
+        ("POST", "", {"source": "x", "name": "tiny"}, 409),
+        ("PUT", "/nobody", {"source": "x"}, 404),
+        ("DELETE", "/nobody", None, 404),
+        ("POST", "/nobody/load", {}, 404),
+        ("POST", "/tiny/pin", {"pinned": "x"}, 400),
+        ("PATCH", "/tiny", {}, 405),
+    ],
+)
+def test_what_cannot_be(own: Server, method: str, path: str, body: Any, status: int) -> None:
+    found, answer = call(own, method, path, body)
+    assert found == status, answer
+    assert answer["error"]["message"]
+    assert ask(own, "tiny") == 200
+
+
+def test_only_for_admins(tiny_chat_model: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        f'[[tenants]]\nname = "user"\nsha256 = ["{digest_of("user")}"]\n'
+        f'[[tenants]]\nname = "chief"\nadmin = true\nsha256 = ["{digest_of("chief")}"]\n'
+    )
+    with serving(
+        str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--api-key-file", str(keys)
+    ) as server:
+
+        def status(key: str, method: str, path: str) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return server.request(method, f"/admin/models{path}", b"{}", headers)[0]
+
+        for method, path in (("GET", ""), ("POST", "/tiny/unload"), ("DELETE", "/tiny")):
+            assert status("user", method, path) == 403
+            assert status("nobody", method, path) == 401
+        assert status("chief", "GET", "") == 200
+        assert status("chief", "POST", "/tiny/unload") == 200
