@@ -79,8 +79,8 @@ def test_input_as_items(client: openai.OpenAI) -> None:
 def test_a_stream_ends_in_the_whole(client: openai.OpenAI) -> None:
     whole = client.responses.create(model="tiny", input="Tell me.", **GREEDY)
     with client.responses.stream(model="tiny", input="Tell me.", **GREEDY) as stream:
-        events = list(stream)
-        last = stream.get_final_response()
+        events: Any = list(stream)
+    last = events[-1].response
     assert last.output_text == whole.output_text
     kinds = [event.type for event in events]
     assert kinds[:2] == ["response.created", "response.in_progress"]

@@ -86,8 +86,9 @@ def renaming(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        param = names.get(error.param or "", error.param)
+        own = error.param or ""
+        param = names.get(own, error.param)
         message = str(error)
-        if error.param in names and message.startswith(f"{error.param}:"):
-            message = f"{param}{message.removeprefix(error.param)}"
+        if own in names and message.startswith(f"{own}:"):
+            message = f"{param}{message.removeprefix(own)}"
         raise ApiError(400, message, param=param, code=error.code) from None

@@ -149,10 +149,12 @@ class WorkerProcess(asyncio.Protocol):
     async def events(self, request: Request, mailbox: Mailbox) -> AsyncGenerator[Batches, None]:
         """What happens to a submitted request until it ends. Closing this drops the request."""
         try:
-            while True:
-                yield await mailbox.take()
-                if mailbox.ended:
-                    return
+            ended = False
+            while not ended:
+                batches = await mailbox.take()
+                # Now, when nothing is left in it: more may have come when the reader comes back.
+                ended = mailbox.ended
+                yield batches
         finally:
             self.abort(request.id)
 
