@@ -201,7 +201,7 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     generation.deltas = deltas
 
     async def run() -> bytes:
-        return b"".join([event async for event in Answer("r1", "m").events(generation)])
+        return b"".join([event async for event in Answer("r1", "m", None).events(generation)])
 
     data = asyncio.run(asyncio.wait_for(run(), 60))
     assert b"event: error\ndata: " in data
