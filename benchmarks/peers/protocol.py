@@ -267,18 +267,28 @@ def time_to_output(command: Sequence[str], env: dict[str, str] | None = None) ->
     raise RuntimeError(f"printed nothing (exit status {process.returncode}): {tail(errors)}")
 
 
+# Runs its arguments and writes the peak of what it ran, in KiB. A process of its own, and a small
+# one, because the kernel lets a child begin with the peak of whoever starts it.
+_WATCH = """
+import resource, subprocess, sys
+null = subprocess.DEVNULL
+ended = subprocess.run(sys.argv[1:], stdin=null, stdout=null, stderr=null)
+print(ended.returncode, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
 def peak_resident(command: Sequence[str], env: dict[str, str] | None = None) -> int:
     """Peak resident bytes of ``command``'s process, as the kernel tells at its end: asking while it
-    runs would miss what it touches last. Never less than what this process has had itself."""
-    with _elsewhere() as folder, subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:  # fmt: skip
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"exit status {process.returncode} while its memory was watched")
-    return usage.ru_maxrss << 10
+    runs would miss what it touches last."""
+    with _elsewhere() as folder:
+        watched = subprocess.run(
+            [sys.executable, "-S", "-c", _WATCH, *command], cwd=folder, env=env, check=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    code, kibibytes = map(int, watched.stdout.split())
+    if code != 0:
+        raise RuntimeError(f"exit status {code} while its memory was watched")
+    return kibibytes << 10
 
 
 def high_water(pid: int) -> int:
