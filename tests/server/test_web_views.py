@@ -289,3 +289,20 @@ def test_motion_is_reduced_where_it_is_not_wanted(browser: Browser, server: Serv
             }"""
         )
         assert moving == "none"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_description_of_the_api_can_be_read(
+    browser: Browser, server: Server, width: int
+) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    try:
+        page.goto(f"{server.url}/docs")
+        first = page.locator("summary", has_text="/v1/chat/completions")
+        first.click()
+        expect(page.get_by_role("cell", name="messages", exact=True).first).to_be_visible()
+        expect(page.locator("details[open] td").first).to_have_text("model")  # it is required
+        accessible(page)
+        fits(page)
+    finally:
+        page.close()

@@ -34,13 +34,22 @@ function table(headings, rows) {
   return element;
 }
 
+// What is required comes first.
 function fields(schema, schemas) {
   const required = new Set(schema.required ?? []);
-  return Object.entries(schema.properties ?? {}).map(([name, one]) => [
+  const rows = Object.entries(schema.properties ?? {}).map(([name, one]) => [
     name,
     typeOf(one, schemas),
     required.has(name) ? "required" : "default" in one ? JSON.stringify(one.default) : "",
   ]);
+  return [...rows.filter(([name]) => required.has(name)), ...rows.filter(([name]) => !required.has(name))];
+}
+
+// A paragraph in which ``names`` are code.
+function prose(text) {
+  const paragraph = make("p");
+  text.split("``").forEach((part, i) => paragraph.append(i % 2 ? make("code", part) : part));
+  return paragraph;
 }
 
 function operation(method, path, about, schemas) {
@@ -49,10 +58,13 @@ function operation(method, path, about, schemas) {
   summary.append(make("span", method.toUpperCase(), "method"), make("code", path), " ");
   summary.append(make("span", about.summary, "what"));
   const body = make("div", "", "body");
+  body.tabIndex = 0; // wide tables are scrolled, by keyboard too
+  body.setAttribute("role", "region");
+  body.setAttribute("aria-label", `${method.toUpperCase()} ${path}`);
   const content = about.requestBody?.content["application/json"].schema;
   if (content) {
     const schema = schemas[nameOf(content)] ?? content;
-    if (schema.description) body.append(make("p", schema.description));
+    if (schema.description) body.append(prose(schema.description));
     body.append(table(["Field", "Type", "Default"], fields(schema, schemas)));
   }
   body.append(make("h3", "Answers"));
