@@ -8,7 +8,6 @@ its last request has ended.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import time
@@ -228,7 +227,6 @@ class Models:
         self._on_stage = on_stage
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self._ids = itertools.count()
 
     # ---- asking
 
@@ -290,8 +288,7 @@ class Models:
         model, entry.model = entry.model, None
         entry.unloaded, entry.keep_alive = True, None
         if model is not None:
-            await model.until_unused()
-            await model.worker.close()
+            await self._retire(model)
 
     async def add(self, config: ModelConfig) -> None:
         """Serve another model, once it is loaded. Raises ApiError 409 if one of its names is

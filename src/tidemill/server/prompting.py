@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel
 from tidemill.llm.prompts import PreparedPrompt, as_messages
 from tidemill.server.tools import TemplateTraits, for_template, opens_reasoning, parser_for
@@ -29,9 +31,7 @@ class Prompting:
         if chat_template is not None or opened.tokenizer.chat_template is not None:
             self._template = ChatTemplate.for_tokenizer(opened.tokenizer, chat_template)
             self._traits = TemplateTraits.of(self._template)
-        self.markers_are_hidden = self._has_control_token(MARKERS)
-        """Whether what calls and reasoning are told by are control tokens, which the engine leaves
-        out of texts unless it is told to keep them."""
+        self._markers_are_hidden = self._has_control_token(MARKERS)
 
     @property
     def can_chat(self) -> bool:
@@ -98,6 +98,14 @@ class Prompting:
             in_reasoning=opens_reasoning(prompt.text or "", traits.reasoning),
         )
         return parser if use.parallel else OneCall(parser)
+
+    def keeping_markers(self, params: SamplingParams, reader: Reader | None) -> SamplingParams:
+        """``params`` for answers that ``reader`` takes apart: what calls and reasoning are told by
+        may be control tokens, which the engine leaves out of texts unless it is told to keep
+        them."""
+        if reader is None or not self._markers_are_hidden:
+            return params
+        return replace(params, skip_special_tokens=False)
 
     def _has_control_token(self, texts: Sequence[str]) -> bool:
         control = self.tokenizer.special_ids

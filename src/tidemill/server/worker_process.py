@@ -128,11 +128,6 @@ class WorkerProcess(asyncio.Protocol):
         assert self._process is not None
         return self._process.pid
 
-    @property
-    def running(self) -> int:
-        """Requests that have not ended."""
-        return len(self._mailboxes)
-
     async def submit(self, request: Request) -> Mailbox:
         """Queue a request. Raises what the engine says of it (RequestError, QueueFullError), or
         ModelUnavailable if the worker is gone."""

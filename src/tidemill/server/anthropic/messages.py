@@ -26,7 +26,7 @@ from tidemill.server.tools import (
     Reasoning,
     assemble,
 )
-from tidemill.server.tools.use import Reader, ToolUse
+from tidemill.server.tools.use import Reader, ToolUse, news
 
 T = TypeVar("T")
 
@@ -69,8 +69,7 @@ async def _answer(
         prompting.continued_chat, chat, use.offered, **request.template_options
     )
     reader = prompting.reader(prompt, use)
-    if reader is not None and prompting.markers_are_hidden:
-        params = replace(params, skip_special_tokens=False)
+    params = prompting.keeping_markers(params, reader)
     answer = Answer(exchange.id, model.config.name, reader)
     with renaming({"grammar": "tools"}):
         async with service.generations(
@@ -94,18 +93,16 @@ class Answer:
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         (out,) = output.outputs
-        blocks: list[dict[str, Any]] = [{"type": "text", "text": out.text}]
-        if self._reader is not None:
-            found = assemble([*self._reader.push(out.text), *self._reader.finish()])
-            blocks = []
-            if found.reasoning:
-                blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
-            if found.content or not found.calls:
-                blocks.append({"type": "text", "text": found.content})
-            blocks += [
-                {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
-                for c in found.calls
-            ]
+        found = assemble(news(self._reader, out.text, finished=True))
+        blocks: list[dict[str, Any]] = []
+        if found.reasoning:
+            blocks.append({"type": "thinking", "thinking": found.reasoning, "signature": ""})
+        if found.content or not found.calls:
+            blocks.append({"type": "text", "text": found.content})
+        blocks += [
+            {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments)}
+            for c in found.calls
+        ]
         return {**self._message(blocks, TokenCounts.of(output)), **self._end(out)}
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
@@ -125,7 +122,7 @@ class Answer:
                     yield sse(error_body(failure, self._id), "error")
                     return
                 for out in delta.outputs:
-                    for piece in self._pieces(out):
+                    for piece in news(self._reader, out.text, finished=out.finished):
                         for event in blocks.events(piece):
                             yield event
                     if out.finished:
@@ -135,13 +132,6 @@ class Answer:
         counts = TokenCounts.of(generation.builder.output)
         yield _event("message_delta", delta=end, usage=_usage(counts))
         yield _event("message_stop")
-
-    def _pieces(self, out: CompletionOutput) -> list[Piece]:
-        """What is new."""
-        if self._reader is None:
-            return [Content(out.text)] if out.text else []
-        pieces = self._reader.push(out.text)
-        return pieces + self._reader.finish() if out.finished else pieces
 
     def _end(self, out: CompletionOutput) -> dict[str, Any]:
         if out.finish_reason == "length":

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from tidemill.engine.params import SamplingParams
@@ -23,7 +22,7 @@ from tidemill.server.ollama.options import Options
 from tidemill.server.ollama.requests import ChatRequest, GenerateRequest
 from tidemill.server.service import Service
 from tidemill.server.tools import Message, assemble
-from tidemill.server.tools.use import Reader, ToolUse
+from tidemill.server.tools.use import Reader, ToolUse, news
 
 NDJSON = "application/x-ndjson"
 
@@ -80,8 +79,7 @@ async def _generate(
     prompt = await asyncio.to_thread(_prompt, request, use, model)
     is_raw = isinstance(request, GenerateRequest) and request.raw
     reader = None if is_raw else prompting.reader(prompt, use)
-    if reader is not None and prompting.markers_are_hidden:
-        params = replace(params, skip_special_tokens=False)
+    params = prompting.keeping_markers(params, reader)
     options = request.options or Options()
     params = options.fit(params, len(prompt.token_ids), prompting.max_context)
     with renaming({"grammar": "format"}):
@@ -137,32 +135,29 @@ class Answer:
                 yield encode(error_body(failure)) + b"\n"
                 return
             for out in delta.outputs:
-                scores, news = self._scores(out), self._news(out)
-                if news != _NOTHING or scores:
-                    yield encode({**self._object(news), **scores, "done": False}) + b"\n"
+                scores, message = self._scores(out), self._news(out)
+                if message != _NOTHING or scores:
+                    yield encode({**self._object(message), **scores, "done": False}) + b"\n"
                 if out.finished:
                     end = self._end(generation.builder.output, out)
                     yield encode({**self._object(_NOTHING), **end}) + b"\n"
 
     def _news(self, out: CompletionOutput) -> Message:
         """What is new, taken apart. Calls come whole."""
-        if self._reader is None:
-            return Message(out.text, "", ())
-        pieces = self._reader.push(out.text)
-        return assemble(pieces + self._reader.finish() if out.finished else pieces)
+        return assemble(news(self._reader, out.text, finished=out.finished))
 
-    def _object(self, news: Message) -> dict[str, Any]:
-        content: dict[str, Any] = {"response": news.content}
+    def _object(self, new: Message) -> dict[str, Any]:
+        content: dict[str, Any] = {"response": new.content}
         if self._is_chat:
-            message: dict[str, Any] = {"role": "assistant", "content": news.content}
-            if news.calls:
+            message: dict[str, Any] = {"role": "assistant", "content": new.content}
+            if new.calls:
                 message["tool_calls"] = [
                     {"function": {"name": c.name, "arguments": json.loads(c.arguments)}}
-                    for c in news.calls
+                    for c in new.calls
                 ]
             content = {"message": message}
-        if news.reasoning:
-            (content["message"] if self._is_chat else content)["thinking"] = news.reasoning
+        if new.reasoning:
+            (content["message"] if self._is_chat else content)["thinking"] = new.reasoning
         return {"model": self._name, "created_at": timestamp(time.time()), **content}
 
     def _scores(self, out: CompletionOutput) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tidemill.server.openai.answers import chat_logprobs, error_body, finish_rea
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
 from tidemill.server.tools import CallArguments, CallBegin, Content, Reasoning, assemble
-from tidemill.server.tools.use import Reader, ToolUse, tool_use
+from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -40,8 +40,8 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         """What is said of tools. Raises RequestError."""
         return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
-    def sampling(self, use: ToolUse, markers_are_hidden: bool) -> SamplingParams:
-        """How to sample. ``markers_are_hidden``: see Prompting. Raises RequestError, ApiError."""
+    def sampling(self, use: ToolUse) -> SamplingParams:
+        """How to sample. Raises RequestError, ApiError."""
         self.check()
         if self.max_tokens is not None and self.max_completion_tokens not in (
             None, self.max_tokens,
@@ -66,21 +66,24 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
                     param="tool_choice",
                 )
             params = replace(params, grammar=calls)
-        if markers_are_hidden and self.skip_special_tokens is None:
-            params = replace(params, skip_special_tokens=False)
         return params
 
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(ChatRequest)
     use = request.use()
-    request.sampling(use, False)  # what is wrong with it is told before any model is loaded
+    params = request.sampling(use)
     async with service.model(request.model, exchange.tenant) as model:
-        await exchange.while_connected(_answer(service, exchange, request, use, model))
+        await exchange.while_connected(_answer(service, exchange, request, use, params, model))
 
 
 async def _answer(
-    service: Service, exchange: Exchange, request: ChatRequest, use: ToolUse, model: LoadedModel
+    service: Service,
+    exchange: Exchange,
+    request: ChatRequest,
+    use: ToolUse,
+    params: SamplingParams,
+    model: LoadedModel,
 ) -> None:
     prompting = model.prompting
     # Rendering and tokenising a long prompt takes a while: not in the event loop's thread.
@@ -92,7 +95,8 @@ async def _answer(
         **_template_options(request.chat_template_kwargs),
     )
     first = prompting.reader(prompt, use)
-    params = request.sampling(use, first is not None and prompting.markers_are_hidden)
+    if request.skip_special_tokens is None:
+        params = prompting.keeping_markers(params, first)
     readers = [first, *(prompting.reader(prompt, use) for _ in range(params.n - 1))]
     answer = _Answer(exchange.id, model, params, readers)
     with renaming(request.names("messages")):
@@ -160,8 +164,8 @@ class _Answer:
                 return
             for out in delta.outputs:
                 scores = self._scores(out)
-                for news in self._news(out):
-                    yield self._chunk(out.index, news, scores, None)
+                for change in self._changes(out):
+                    yield self._chunk(out.index, change, scores, None)
                     scores = None  # each token's once
                 if scores is not None:
                     yield self._chunk(out.index, {"content": ""}, scores, None)
@@ -180,12 +184,8 @@ class _Answer:
         yield DONE
 
     def _message(self, out: CompletionOutput) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": out.text, "refusal": None}
-        reader = self._readers[out.index]
-        if reader is None:
-            return message
-        found = assemble([*reader.push(out.text), *reader.finish()])
-        message["content"] = found.content
+        found = assemble(news(self._readers[out.index], out.text, finished=True))
+        message: dict[str, Any] = {"role": "assistant", "content": found.content, "refusal": None}
         if found.reasoning:
             message["reasoning_content"] = found.reasoning
         if found.calls:
@@ -200,17 +200,9 @@ class _Answer:
             ]
         return message
 
-    def _news(self, out: CompletionOutput) -> Iterator[dict[str, Any]]:
+    def _changes(self, out: CompletionOutput) -> Iterator[dict[str, Any]]:
         """What is new of a sample, as deltas of its message."""
-        reader = self._readers[out.index]
-        if reader is None:
-            if out.text:
-                yield {"content": out.text}
-            return
-        pieces = reader.push(out.text)
-        if out.finished:
-            pieces += reader.finish()
-        for piece in pieces:
+        for piece in news(self._readers[out.index], out.text, finished=out.finished):
             match piece:
                 case Content(text):
                     yield {"content": text}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,8 +19,8 @@ from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.response_input import as_chat
 from tidemill.server.openai.response_items import Items
 from tidemill.server.service import Service
-from tidemill.server.tools import Content, Piece
-from tidemill.server.tools.use import Reader, ToolUse, tool_use
+from tidemill.server.tools import Content
+from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
 from tidemill.text.grammar import Grammar, GrammarError
 
 # Which values mean what happens here anyway. Anything else is an error, not silence.
@@ -185,8 +184,7 @@ async def _answer(
     prompting = model.prompting
     prompt = await asyncio.to_thread(prompting.chat, chat, use.offered)
     reader = prompting.reader(prompt, use)
-    if reader is not None and prompting.markers_are_hidden:
-        params = replace(params, skip_special_tokens=False)
+    params = prompting.keeping_markers(params, reader)
     answer = _Answer(exchange.id, request, params, model, reader)
     async with service.generations(
         exchange, model, [prompt], params, priority=request.priority or 0,
@@ -218,7 +216,7 @@ class _Answer:
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         (out,) = output.outputs
-        for _ in self._news(out):
+        for _ in self._changes(out):
             pass  # the items are what counts
         return self._response(_status(out), output, out)
 
@@ -235,19 +233,19 @@ class _Answer:
                 yield event("response.failed", response=failed)
                 return
             for out in delta.outputs:
-                for news in self._news(out):
-                    yield news
+                for change in self._changes(out):
+                    yield change
                 if out.finished:
                     status = _status(out)
                     response = self._response(status, output, out)
                     yield event(f"response.{status}", response=response)
 
-    def _news(self, out: CompletionOutput) -> Iterator[bytes]:
+    def _changes(self, out: CompletionOutput) -> Iterator[bytes]:
         """The events of what is new."""
         scores = None
         if self._params.logprobs is not None and out.token_ids:
             scores = token_scores(self._model.opened.tokenizer, out, self._params.logprobs)
-        for piece in self._pieces(out):
+        for piece in news(self._reader, out.text, finished=out.finished):
             yield from self._items.push(piece, scores)
             if isinstance(piece, Content):
                 scores = None  # each token's once
@@ -255,12 +253,6 @@ class _Answer:
             yield from self._items.finish(
                 "incomplete" if out.finish_reason == "length" else "completed"
             )
-
-    def _pieces(self, out: CompletionOutput) -> list[Piece]:
-        if self._reader is None:
-            return [Content(out.text)] if out.text else []
-        pieces = self._reader.push(out.text)
-        return pieces + self._reader.finish() if out.finished else pieces
 
     def _response(
         self, status: str, output: RequestOutput, out: CompletionOutput | None

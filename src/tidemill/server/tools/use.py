@@ -144,6 +144,15 @@ class Reader(Protocol):
     def finish(self) -> list[Piece]: ...
 
 
+def news(reader: Reader | None, text: str, *, finished: bool) -> list[Piece]:
+    """What ``text`` brings of an answer, of which it may be the last; all of it is content where
+    there is no reader."""
+    if reader is None:
+        return [Content(text)] if text else []
+    pieces = reader.push(text)
+    return pieces + reader.finish() if finished else pieces
+
+
 class OneCall:
     """At most the first call of what ``reader`` finds."""
 
