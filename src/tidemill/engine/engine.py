@@ -186,6 +186,8 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
+            step_tokens=self._stats.step_tokens.copy(),
+            step_sequences=self._stats.step_sequences.copy(),
         )
 
     def _check(self, request: Request) -> array[int]:
@@ -254,8 +256,8 @@ class Engine:
             self._stats.steps += 1
             for span in spans:
                 group = span.sequence.group
-                if not group.started:
-                    group.started = True
+                if group.started is None:
+                    group.started = now
                     self._stats.started += 1
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
             if self._speculator is not None:
@@ -264,6 +266,8 @@ class Engine:
             self._run(spans)
             if clock is not None and self._forwards == 1 and self._work is not None:
                 self.step_time.observe(self._work, clock() - started)
+            self._stats.step_tokens.add(sum(span.n for span in spans))
+            self._stats.step_sequences.add(len(spans))
             self._work = None
         events, self._events = self._events, []
         return events
@@ -388,7 +392,9 @@ class Engine:
         scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
         self._events.append(
-            PromptEvent(group.request.id, sequence.n_prompt, group.cached_tokens, scores)
+            PromptEvent(
+                group.request.id, sequence.n_prompt, group.cached_tokens, scores, group.started
+            )
         )
         others = [self._sample(group) for _ in range(params.n_samples - 1)]
         if not sequence.may_grow:

@@ -50,7 +50,7 @@ class Group:
         self.limit = limit
         self.seed = seed
         self.arrival = arrival
-        self.started = False
+        self.started: float | None = None
         self.closed = False
         self.prompt_done = False
         self.cached_tokens = 0
