@@ -102,9 +102,9 @@ class PromptEvent:
     prompt_tokens: int
     cached_tokens: int
     logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
-
-
     started: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
     """Sample ``index`` ended. ``text`` flushes what was held back. ``stop_reason`` is the stop
@@ -191,8 +191,8 @@ class EngineStats:
     failures: int = 0
     started: int = 0
     queue_seconds: float = 0.0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     step_sequences: Histogram = field(default_factory=lambda: Histogram(_STEP_SEQUENCES))
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     speculation_error: str | None = None

@@ -183,11 +183,11 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=self._kv.free,
             cached_blocks=self._kv.cached,
+            step_tokens=self._stats.step_tokens.copy(),
+            step_sequences=self._stats.step_sequences.copy(),
             preemptions=self._scheduler.preemptions,
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
-            step_tokens=self._stats.step_tokens.copy(),
-            step_sequences=self._stats.step_sequences.copy(),
         )
 
     def _check(self, request: Request) -> array[int]:
@@ -262,12 +262,12 @@ class Engine:
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
             if self._speculator is not None:
                 started += self._draft(self._speculator, spans)
+            self._stats.step_tokens.add(sum(span.n for span in spans))
+            self._stats.step_sequences.add(len(spans))
             self._forwards = 0
             self._run(spans)
             if clock is not None and self._forwards == 1 and self._work is not None:
                 self.step_time.observe(self._work, clock() - started)
-            self._stats.step_tokens.add(sum(span.n for span in spans))
-            self._stats.step_sequences.add(len(spans))
             self._work = None
         events, self._events = self._events, []
         return events

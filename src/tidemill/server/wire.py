@@ -199,18 +199,18 @@ def unpack_event(packed: Sequence[Any]) -> Event:
 # ---- statistics
 
 
+_HISTOGRAMS = ("step_tokens", "step_sequences")
+
+
 def pack_stats(stats: EngineStats) -> dict[str, Any]:
     values = {name: getattr(stats, name) for name in EngineStats.__slots__}
     for name in _HISTOGRAMS:
         values[name] = [values[name].counts, values[name].total]
     return values
 
-_HISTOGRAMS = ("step_tokens", "step_sequences")
-
-
 
 def unpack_stats(packed: dict[str, Any]) -> EngineStats:
-    return EngineStats(**packed)
     fresh = EngineStats()
     for name in _HISTOGRAMS:
         packed[name] = Histogram(getattr(fresh, name).bounds, *packed[name])
+    return EngineStats(**packed)
