@@ -57,7 +57,8 @@ class Request:
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
-    ``constraint``: what its answers must look like, at their start.
+    ``constraint``: what its answers must look like, at their start. ``urgent``: before others of
+    its priority, and what runs waits while its prompt is computed (see scheduler.py).
     """
 
     id: str
@@ -67,6 +68,7 @@ class Request:
     salt: str = ""
     continues_text: bool = False
     constraint: Constraint | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

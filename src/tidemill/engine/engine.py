@@ -36,7 +36,7 @@ from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
-from tidemill.engine.scheduler import Scheduler
+from tidemill.engine.scheduler import BRIEF_SECONDS, Scheduler
 from tidemill.engine.sequence import Group, Sequence
 from tidemill.engine.speculation import Proposer, Speculator
 from tidemill.engine.step_time import StepTimeModel, Work
@@ -123,6 +123,7 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._events: list[Event] = []
         self._arrivals = 0
+        self._brief_until = -math.inf
         self._entropy = secrets.randbits(128) if entropy is None else entropy
         self._stats = EngineStats()
 
@@ -145,7 +146,7 @@ class Engine:
         group = Group(
             request,
             prompt,
-            (request.priority, self._arrivals),
+            (2 * request.priority + (not request.urgent), self._arrivals),
             len(prompt) + params.most_tokens(self.max_context - len(prompt)),
             seed % 2**64,
             self._eos_ids,
@@ -153,6 +154,8 @@ class Engine:
         )
         self._groups[request.id] = group
         self._scheduler.add(self._sample(group))
+        if request.urgent:
+            self._brief_until = max(self._brief_until, now + BRIEF_SECONDS)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state; its blocks are free at once and the next step gives
@@ -251,6 +254,7 @@ class Engine:
         """Run one forward step, if anything can run, and give what happened since the last."""
         clock = self._clock
         started = 0.0 if clock is None else clock()
+        self._scheduler.brief = now < self._brief_until
         spans = self._scheduler.schedule()
         if spans:
             self._stats.steps += 1

@@ -52,12 +52,16 @@ class LoadedModel:
     """A model with its worker, and the queue in front of it."""
 
     def __init__(
-        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int
-    ) -> None:
+        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int,
+        several_tenants: bool,
+    ) -> None:  # fmt: skip
         self.config = config
-        # A few more than run at once: the engine finds the next ones without asking.
-        ahead = max(1, config.max_sequences // 8)
-        self.admission = Admission(config.max_sequences + ahead, max_waiting)
+        # Where nobody keeps a place for others, a few more than run at once: the engine finds the
+        # next ones without asking.
+        ahead = 0 if several_tenants else max(1, config.max_sequences // 8)
+        self.admission = Admission(
+            config.max_sequences + ahead, max_waiting, keeps_places=several_tenants
+        )
         self.opened = opened
         self.worker = worker
         self.prompting = Prompting(opened, config.chat_template)
@@ -90,6 +94,7 @@ class LoadedModel:
         salt: str,
         seconds: float,
         meter: Meter,
+        urgent: bool = False,
     ) -> Generation:
         """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
         request = Request(
@@ -99,6 +104,7 @@ class LoadedModel:
             priority,
             salt,
             continues_text=params.echo or not prompt.is_chat,
+            urgent=urgent,
         )
         builder = OutputBuilder(
             request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer,
@@ -214,8 +220,10 @@ class Models:
         max_loaded: int | None = None,
         keep_alive: float | None = None,
         offline: bool = False,
+        several_tenants: bool = False,
         on_stage: OnStage | None = None,
     ) -> None:
+        """``several_tenants``: there may be more than one, so that none gets all places."""
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}  # also aliases
         for config in configs:
@@ -224,6 +232,7 @@ class Models:
         self._max_loaded = max_loaded
         self._keep_alive = keep_alive
         self._offline = offline
+        self._several_tenants = several_tenants
         self._on_stage = on_stage
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -446,7 +455,7 @@ class Models:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
-            return LoadedModel(config, opened, worker, self._max_waiting)
+            return LoadedModel(config, opened, worker, self._max_waiting, self._several_tenants)
         except BaseException:
             await worker.close()
             raise

@@ -78,6 +78,7 @@ def serve(
             max_loaded=config.max_loaded,
             keep_alive=config.keep_alive_seconds,
             offline=config.offline,
+            several_tenants=keys.needed,
             on_stage=on_stage,
         )
         service = Service(config, models, Metrics(models.stats))

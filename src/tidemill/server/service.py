@@ -65,7 +65,7 @@ class Service:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     grant = await stack.enter_async_context(
-                        model.admission.slot(tenant, sequences, priority)
+                        model.admission.slot(tenant, sequences, priority, deadline)
                     )
             except TimeoutError:
                 raise ApiError(
@@ -77,7 +77,7 @@ class Service:
                 generation = await model.generate(
                     uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
                     salt=salt, seconds=deadline - time.monotonic(),
-                    meter=_Meter(self.metrics, name, grant),
+                    meter=_Meter(self.metrics, name, grant), urgent=grant.urgent,
                 )  # fmt: skip
                 stack.push_async_callback(generation.aclose)
                 begun.append(generation)

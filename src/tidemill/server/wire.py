@@ -108,16 +108,19 @@ def pack_request(request: Request) -> list[Any]:
         request.priority,
         request.salt,
         request.continues_text,
+        request.urgent,
     ]
 
 
 def unpack_request(packed: Sequence[Any]) -> Request:
-    id_, prompt, values, priority, salt, continues_text = packed
+    id_, prompt, values, priority, salt, continues_text, urgent = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
     if values["grammar"] is not None:
         values["grammar"] = Grammar(*values["grammar"])
-    return Request(id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text)
+    return Request(
+        id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text, urgent=urgent
+    )
 
 
 # ---- errors
