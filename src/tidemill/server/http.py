@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.server.connection import ABORT
 from tidemill.server.errors import ApiError
 from tidemill.server.keys import Tenant
 
@@ -28,7 +27,7 @@ SSE = "text/event-stream; charset=utf-8"
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or stopped reading: there is nobody to answer."""
+    """The client closed its connection, or was cut off: there is nobody to answer."""
 
 
 class Exchange:
@@ -167,15 +166,9 @@ class Exchange:
         )
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
-        # Waits while the connection's buffer is full: a client that does not read is given up.
+        # Waits while the connection's buffer is full, which connection.py puts an end to.
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self._send_raw(message)
-        except TimeoutError:
-            abort = self.scope.get(ABORT)
-            if abort is not None:
-                abort()  # or what was written would wait for ever
-            raise ClientGone from None
+            await self._send_raw(message)
         except OSError:
             raise ClientGone from None
 

@@ -110,7 +110,7 @@ class _Run:
 
     async def run(self) -> None:
         config, models = self._config, self._app.service.models
-        connection = type("Connection", (Connection,), {"head_seconds": config.stall_seconds})
+        connection = type("Connection", (Connection,), {"stall_seconds": config.stall_seconds})
         http = _Uvicorn(
             uvicorn.Config(
                 self._app,
