@@ -146,8 +146,9 @@ class _Endpoint:
                 f"an error of the server's own; its log has it under {exchange.id}",
                 code="internal_error",
             )
+        exchange.error = known.code
         if exchange.status:  # the answer has begun: it can only be cut off
-            log.error("request %s broke off: %s", exchange.id, known.message)
+            log.error("request %s broke off: %s", exchange.id, known.code)
             raise error
         headers = {}
         if known.retry_after is not None:
@@ -164,17 +165,21 @@ class _Endpoint:
 
     def _record(self, exchange: Exchange) -> None:
         path = self._operation.path
-        self._app.service.metrics.http.labels(path, str(exchange.status)).inc()
+        tenant = None if self._open else exchange.tenant
+        self._app.service.metrics.answered(path, exchange.status, tenant)
         if self._open:
             return
+        now = time.monotonic()
         requests_log.log(
             logging.DEBUG if path == "/metrics" else logging.INFO,
             "%s %s %d", exchange.scope["method"], exchange.path, exchange.status,
             extra={
                 "request_id": exchange.id,
                 "tenant": exchange.tenant.name,
-                "seconds": round(time.monotonic() - exchange.started, 4),
-                **exchange.note,
+                "status": exchange.status,
+                **({"error": exchange.error} if exchange.error else {}),
+                **exchange.account.line(now),
+                "duration": round(now - exchange.started, 4),
             },
         )  # fmt: skip
 

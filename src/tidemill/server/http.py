@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tidemill.server.account import Account
 from tidemill.server.errors import ApiError
 from tidemill.server.keys import Tenant
 
@@ -46,8 +47,10 @@ class Exchange:
         self.started = time.monotonic()
         self.status = 0
         """HTTP status of the answer, once it has begun."""
-        self.note: dict[str, Any] = {}
-        """What handlers add to the request's line in the log."""
+        self.error: str | None = None
+        """The code of the error that it was answered with."""
+        self.account = Account()
+        """What it is given of a model, if it asks one."""
         self._receive = receive
         self._send_raw = send
         self._max_body = max_body

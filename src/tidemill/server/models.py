@@ -13,10 +13,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
-from tidemill.engine.base import EngineStats, Request, TokenEvent
+from tidemill.engine.base import Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
@@ -44,8 +43,9 @@ class Meter(Protocol):
     def prompt(self, tokens: int) -> None:
         """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
 
-    def output(self, tokens: int, gap: float | None) -> None:
-        """So many tokens more, ``gap`` seconds after the ones before; None for the first."""
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
+        """So many tokens more, ``seconds`` after the ones before, or after its arrival where they
+        are the ``first``."""
 
 
 class LoadedModel:
@@ -92,11 +92,13 @@ class LoadedModel:
         *,
         priority: int,
         salt: str,
+        arrival: float,
         seconds: float,
         meter: Meter,
         urgent: bool = False,
     ) -> Generation:
-        """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
+        """Queue a request that came at ``arrival``. Raises RequestError, QueueFullError,
+        ModelUnavailable."""
         request = Request(
             request_id,
             prompt.token_ids,
@@ -107,9 +109,8 @@ class LoadedModel:
             urgent=urgent,
         )
         builder = OutputBuilder(
-            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer,
-            time.monotonic(),
-        )  # fmt: skip
+            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer, arrival
+        )
         mailbox = await self.worker.submit(request)
         return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
@@ -183,7 +184,8 @@ class Generation:
             if done is None and times.prompt_done_time is not None:
                 self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
             if tokens := sum(isinstance(event, TokenEvent) for event in events):
-                self._meter.output(tokens, None if before is None else now - before)
+                since = times.arrival_time if before is None else before
+                self._meter.output(tokens, now - since, before is None)
 
 
 class Entry:
@@ -269,18 +271,6 @@ class Models:
             if entry.model is not None:
                 return entry.model
             await asyncio.shield(self._load(entry))
-
-    def stats(self) -> dict[str, tuple[EngineStats, int]]:
-        """The engines' latest statistics, with what waits in front of them, and their KV blocks,
-        by model."""
-        return {
-            name: (
-                replace(m.worker.stats, waiting=m.worker.stats.waiting + m.admission.waiting),
-                m.worker.info["kv_blocks"],
-            )
-            for name, m in ((e.config.name, e.model) for e in self)
-            if m is not None
-        }
 
     # ---- changing
 

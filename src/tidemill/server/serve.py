@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from tidemill.hardware.energy import EnergyMeters
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
@@ -81,7 +82,8 @@ def serve(
             several_tenants=keys.needed,
             on_stage=on_stage,
         )
-        service = Service(config, models, Metrics(models.stats))
+        energy = EnergyMeters()
+        service = Service(config, models, Metrics(models, energy))
         asyncio.run(_Run(config, App(service, keys), socket_, on_ready).run())
 
 

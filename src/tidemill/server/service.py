@@ -59,6 +59,7 @@ class Service:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
         name, tenant = model.config.name, exchange.tenant
+        exchange.account.model, exchange.account.params = name, params
         deadline = exchange.started + self.config.request_seconds
         sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
@@ -76,16 +77,17 @@ class Service:
             for prompt in prompts:
                 generation = await model.generate(
                     uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
-                    salt=salt, seconds=deadline - time.monotonic(),
+                    salt=salt, arrival=exchange.started, seconds=deadline - time.monotonic(),
                     meter=_Meter(self.metrics, name, grant), urgent=grant.urgent,
                 )  # fmt: skip
                 stack.push_async_callback(generation.aclose)
                 begun.append(generation)
+                exchange.account.builders.append(generation.builder)
             try:
                 yield begun
             finally:
                 for generation in begun:
-                    self.metrics.observe(name, generation.builder.output)
+                    self.metrics.observe(name, tenant, params, generation.builder.output)
 
 
 class _Meter:
@@ -99,7 +101,9 @@ class _Meter:
     def prompt(self, tokens: int) -> None:
         self._grant.prompt(tokens)
 
-    def output(self, tokens: int, gap: float | None) -> None:
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
         self._grant.output(tokens)
-        if gap is not None:
-            self._metrics.token(self._model, gap)
+        if first:
+            self._metrics.first_token(self._model, seconds)
+        else:
+            self._metrics.token(self._model, seconds)
