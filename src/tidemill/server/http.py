@@ -49,6 +49,8 @@ class Exchange:
         """HTTP status of the answer, once it has begun."""
         self.error: str | None = None
         """The code of the error that it was answered with."""
+        self.headers: Callable[[], Mapping[str, str]] = dict
+        """Gives what the head of every answer has beside its own."""
         self.account = Account()
         """What it is given of a model, if it asks one."""
         self._receive = receive
@@ -158,7 +160,7 @@ class Exchange:
         self, status: int, headers: Mapping[str, str], more: Mapping[str, str] | None
     ) -> None:
         self.status = status
-        every = {**headers, **(more or {}), "x-request-id": self.id}
+        every = {**headers, **self.headers(), **(more or {}), "x-request-id": self.id}
         every["request-id"] = self.id  # the name that Anthropic's clients look for
         await self._send(
             {

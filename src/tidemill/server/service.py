@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
@@ -17,6 +18,7 @@ from tidemill.server.http import Exchange
 from tidemill.server.keys import Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.quotas import Quotas, Reservation
 
 
 class Service:
@@ -26,6 +28,7 @@ class Service:
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
     @asynccontextmanager
@@ -63,6 +66,7 @@ class Service:
         deadline = exchange.started + self.config.request_seconds
         sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
+            reserved = stack.enter_context(self._reserving(tenant, model, prompts, params))
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     grant = await stack.enter_async_context(
@@ -87,7 +91,26 @@ class Service:
                 yield begun
             finally:
                 for generation in begun:
-                    self.metrics.observe(name, tenant, params, generation.builder.output)
+                    output = generation.builder.output
+                    reserved.spend(len(output.prompt_token_ids) + sum(generated(output, params)))
+                    self.metrics.observe(name, tenant, params, output)
+
+    @contextmanager
+    def _reserving(
+        self, tenant: Tenant, model: LoadedModel, prompts: list[PreparedPrompt],
+        params: SamplingParams,
+    ) -> Iterator[Reservation]:  # fmt: skip
+        """What a request may use, set aside from its tenant's quotas. Raises ApiError 429, 400."""
+        context = model.worker.info["max_context"]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        outputs = [params.most_tokens(max(0, context - length)) for length in lengths]
+        reserved = self.quotas.reserve(
+            tenant, sum(lengths), outputs * params.n_samples, time.monotonic()
+        )
+        try:
+            yield reserved
+        finally:
+            reserved.end(time.monotonic())
 
 
 class _Meter:
