@@ -32,6 +32,9 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
               help="Most sequences computed at once. [default: 64]")  # fmt: skip
 @click.option("--kv-memory", type=click.IntRange(min=1), metavar="BYTES",
               help="Size of the KV cache. [default: a quarter of the free memory]")  # fmt: skip
+@click.option("--kv-disk", metavar="SIZE",
+              help="Keep computed KV blocks on disk as well, up to SIZE, such as 4GiB. "
+              "[default: off]")  # fmt: skip
 @kv_dtype_option
 @pre_tokenizer_option
 @template_option
@@ -93,8 +96,8 @@ def serve(
 
 
 _MODEL_OPTIONS = (
-    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_dtype", "pre_tokenizer",
-    "chat_template", "target_itl", "speculative",
+    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_disk", "kv_dtype",
+    "pre_tokenizer", "chat_template", "target_itl", "speculative",
 )  # fmt: skip
 
 

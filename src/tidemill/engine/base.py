@@ -161,6 +161,19 @@ class EngineConfig:
     model_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Counters of blocks since the start; ``blocks`` and ``bytes`` are what the tier holds now.
+    ``dropped`` could not be written, ``damaged`` not be read."""
+
+    blocks: int = 0
+    bytes: int = 0
+    read: int = 0
+    written: int = 0
+    dropped: int = 0
+    damaged: int = 0
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since the start and gauges of the moment; read by metrics and tests.
@@ -168,7 +181,8 @@ class EngineStats:
     ``queue_seconds`` adds up, over all ``started`` requests, the time from add() to the step that
     first worked on them. ``cached_blocks`` are those that nobody owns; ``free_blocks`` are neither
     owned nor cached. ``drafted_tokens`` were guessed ahead, ``accepted_tokens`` of them were right;
-    ``speculation_error`` says why guessing was given up, if it was."""
+    ``speculation_error`` says why guessing was given up, if it was. ``restored_tokens`` came
+    back from the ``tier``, which is None if there is none."""
 
     running: int = 0
     waiting: int = 0
@@ -185,3 +199,5 @@ class EngineStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     speculation_error: str | None = None
+    restored_tokens: int = 0
+    tier: TierStats | None = None

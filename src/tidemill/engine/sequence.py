@@ -75,14 +75,15 @@ class Sequence:
     computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
-    it can ever need, so it is never preempted. drafted, accepted: tokens guessed for it, and
+    it can ever need, so it is never preempted. restoring: it waits for blocks from a slower tier
+    (see kv_tier.py). drafted, accepted: tokens guessed for it, and
     those that were right.
     """
 
     __slots__ = (
         "accepted", "blocks", "computed", "constrained", "cumulative_logprob", "drafted",
         "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "preemptions",
-        "reserved", "slot", "text", "tokens",
+        "reserved", "restoring", "slot", "text", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +104,7 @@ class Sequence:
         self.slot = -1
         self.preemptions = 0
         self.reserved = False
+        self.restoring = False
         self.cumulative_logprob = 0.0
         self.finished = False
         self.drafted = 0

@@ -30,6 +30,9 @@ _E2E = (
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
+Value = Callable[[EngineStats], float]
+
+
 class Metrics:
     """One server's metrics. ``engines`` gives the latest statistics of each loaded model, and how
     many KV blocks it has."""
@@ -87,17 +90,11 @@ class Metrics:
         engines = self._engines()
         stats = {model: s for model, (s, _) in engines.items()}
 
-        def gauge(name: str, text: str, value: Callable[[EngineStats], float]) -> Metric:
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            for model, s in stats.items():
-                family.add_metric([model], value(s))
-            return family
+        def gauge(name: str, text: str, value: Value) -> Metric:
+            return _family(GaugeMetricFamily(name, text, labels=["model_name"]), stats, value)
 
-        def counter(name: str, text: str, value: Callable[[EngineStats], float]) -> Metric:
-            family = CounterMetricFamily(name, text, labels=["model_name"])
-            for model, s in stats.items():
-                family.add_metric([model], value(s))
-            return family
+        def counter(name: str, text: str, value: Value) -> Metric:
+            return _family(CounterMetricFamily(name, text, labels=["model_name"]), stats, value)
 
         yield gauge("vllm:num_requests_running", "Sequences computed.", lambda s: s.running)
         yield gauge("vllm:num_requests_waiting", "Sequences queued.", lambda s: s.waiting)
@@ -126,3 +123,31 @@ class Metrics:
             "tidemill:queue_seconds", "Time that requests waited to begin.",
             lambda s: s.queue_seconds,
         )  # fmt: skip
+        stats = {model: s for model, s in stats.items() if s.tier is not None}
+        if not stats:
+            return
+        yield counter(
+            "tidemill:kv_disk_restored_tokens", "Tokens whose KV came from disk.",
+            lambda s: s.restored_tokens,
+        )  # fmt: skip
+
+        def tier(field: str) -> Value:
+            return lambda s: getattr(s.tier, field)
+
+        yield gauge("tidemill:kv_disk_blocks", "KV blocks on disk.", tier("blocks"))
+        yield gauge("tidemill:kv_disk_bytes", "Bytes that they take.", tier("bytes"))
+        for field, text in (
+            ("read", "KV blocks read from disk."),
+            ("written", "KV blocks written to disk."),
+            ("dropped", "KV blocks that the disk was too slow or too full for."),
+            ("damaged", "KV blocks that could not be read."),
+        ):
+            yield counter(f"tidemill:kv_disk_blocks_{field}", text, tier(field))
+
+
+def _family(
+    family: GaugeMetricFamily | CounterMetricFamily, stats: Mapping[str, EngineStats], value: Value
+) -> Metric:
+    for model, s in stats.items():
+        family.add_metric([model], value(s))
+    return family

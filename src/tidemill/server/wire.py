@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tidemill.engine.base import (
     FinishEvent,
     PromptEvent,
     Request,
+    TierStats,
     TokenEvent,
     TokenLogprob,
 )
@@ -196,8 +198,9 @@ def unpack_event(packed: Sequence[Any]) -> Event:
 
 
 def pack_stats(stats: EngineStats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in EngineStats.__slots__}
+    return asdict(stats)
 
 
 def unpack_stats(packed: dict[str, Any]) -> EngineStats:
-    return EngineStats(**packed)
+    tier = packed.pop("tier")
+    return EngineStats(**packed, tier=None if tier is None else TierStats(**tier))
