@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.step_time import StepCosts
 from tidemill.records import dataclass
 
 FinishReason = Literal["stop", "length", "abort"]
+
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # as vLLM's
+_STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Constraint(Protocol):
@@ -52,7 +57,8 @@ class Request:
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
-    ``constraint``: what its answers must look like, at their start.
+    ``constraint``: what its answers must look like, at their start. ``urgent``: before others of
+    its priority, and what runs waits while its prompt is computed (see scheduler.py).
     """
 
     id: str
@@ -62,6 +68,7 @@ class Request:
     salt: str = ""
     continues_text: bool = False
     constraint: Constraint | None = None
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +97,14 @@ class TokenEvent:
 class PromptEvent:
     """Once per request, when its prompt has been computed. ``cached_tokens`` came from the prefix
     cache. ``logprobs`` (if asked for, as ``SamplingParams.prompt_scores`` says): one entry per
-    prompt token, the token first, then the top ones; None for the first."""
+    prompt token, the token first, then the top ones; None for the first. ``started``: the time of
+    the step that first worked on it."""
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
     logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
+    started: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +189,10 @@ class EngineStats:
 
     ``queue_seconds`` adds up, over all ``started`` requests, the time from add() to the step that
     first worked on them. ``cached_blocks`` are those that nobody owns; ``free_blocks`` are neither
-    owned nor cached. ``drafted_tokens`` were guessed ahead, ``accepted_tokens`` of them were right;
-    ``speculation_error`` says why guessing was given up, if it was. ``restored_tokens`` came
-    back from the ``tier``, which is None if there is none."""
+    owned nor cached. ``step_tokens`` and ``step_sequences`` tell how large steps were; a token
+    that was guessed counts like any other. ``drafted_tokens`` were guessed ahead,
+    ``accepted_tokens`` of them were right; ``speculation_error`` says why guessing was given up,
+    if it was. ``restored_tokens`` came back from the ``tier``, which is None if there is none."""
 
     running: int = 0
     waiting: int = 0
@@ -196,6 +206,8 @@ class EngineStats:
     failures: int = 0
     started: int = 0
     queue_seconds: float = 0.0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    step_sequences: Histogram = field(default_factory=lambda: Histogram(_STEP_SEQUENCES))
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     speculation_error: str | None = None

@@ -37,7 +37,7 @@ from tidemill.engine.kv_tier import KVTier, TieredKV
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
-from tidemill.engine.scheduler import Scheduler
+from tidemill.engine.scheduler import BRIEF_SECONDS, Scheduler
 from tidemill.engine.sequence import Group, Sequence
 from tidemill.engine.speculation import Proposer, Speculator
 from tidemill.engine.step_time import StepTimeModel, Work
@@ -132,6 +132,7 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._events: list[Event] = []
         self._arrivals = 0
+        self._brief_until = -math.inf
         self._entropy = secrets.randbits(128) if entropy is None else entropy
         self._stats = EngineStats()
 
@@ -154,7 +155,7 @@ class Engine:
         group = Group(
             request,
             prompt,
-            (request.priority, self._arrivals),
+            (2 * request.priority + (not request.urgent), self._arrivals),
             len(prompt) + params.most_tokens(self.max_context - len(prompt)),
             seed % 2**64,
             self._eos_ids,
@@ -162,6 +163,8 @@ class Engine:
         )
         self._groups[request.id] = group
         self._scheduler.add(self._sample(group))
+        if request.urgent:
+            self._brief_until = max(self._brief_until, now + BRIEF_SECONDS)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state; its blocks are free at once and the next step gives
@@ -195,6 +198,8 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=self._kv.free,
             cached_blocks=self._kv.cached,
+            step_tokens=self._stats.step_tokens.copy(),
+            step_sequences=self._stats.step_sequences.copy(),
             preemptions=self._scheduler.preemptions,
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
@@ -263,6 +268,7 @@ class Engine:
             self._tiered.advance(now)
         clock = self._clock
         started = 0.0 if clock is None else clock()
+        self._scheduler.brief = now < self._brief_until
         spans = self._scheduler.schedule()
         if not spans and self._tiered is not None and self._tiered.restoring:
             self._tiered.tier.wait()
@@ -270,12 +276,14 @@ class Engine:
             self._stats.steps += 1
             for span in spans:
                 group = span.sequence.group
-                if not group.started:
-                    group.started = True
+                if group.started is None:
+                    group.started = now
                     self._stats.started += 1
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
             if self._speculator is not None:
                 started += self._draft(self._speculator, spans)
+            self._stats.step_tokens.add(sum(span.n for span in spans))
+            self._stats.step_sequences.add(len(spans))
             self._forwards = 0
             self._run(spans)
             if clock is not None and self._forwards == 1 and self._work is not None:
@@ -404,7 +412,9 @@ class Engine:
         scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
         self._events.append(
-            PromptEvent(group.request.id, sequence.n_prompt, group.cached_tokens, scores)
+            PromptEvent(
+                group.request.id, sequence.n_prompt, group.cached_tokens, scores, group.started
+            )
         )
         others = [self._sample(group) for _ in range(params.n_samples - 1)]
         if not sequence.may_grow:

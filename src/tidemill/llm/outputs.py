@@ -55,10 +55,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Seconds on one monotonic clock; None for what has not happened. ``drafted_tokens`` were
-    guessed ahead for the ended outputs, ``accepted_tokens`` of them were right."""
+    """Seconds on one monotonic clock; None for what has not happened. ``first_scheduled_time`` is
+    when it was first worked on; until then it waited. ``drafted_tokens`` were guessed ahead for the
+    ended outputs, ``accepted_tokens`` of them were right."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     prompt_done_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -170,6 +172,7 @@ class OutputBuilder:
             whole.finished,
             RequestMetrics(
                 m.arrival_time,
+                m.first_scheduled_time,
                 m.prompt_done_time,
                 m.first_token_time,
                 m.last_token_time,
@@ -219,6 +222,7 @@ class OutputBuilder:
         self.output.finished = all(o.finished for o in self.output.outputs)
 
     def _prompt(self, event: PromptEvent, now: float) -> None:
+        self.output.metrics.first_scheduled_time = event.started
         self.output.metrics.prompt_done_time = now
         self.output.num_cached_tokens = event.cached_tokens
         params = self._params

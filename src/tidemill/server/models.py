@@ -13,10 +13,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Protocol
 
-from tidemill.engine.base import EngineStats, Request, TokenEvent
+from tidemill.engine.base import Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
@@ -44,20 +43,25 @@ class Meter(Protocol):
     def prompt(self, tokens: int) -> None:
         """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
 
-    def output(self, tokens: int, gap: float | None) -> None:
-        """So many tokens more, ``gap`` seconds after the ones before; None for the first."""
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
+        """So many tokens more, ``seconds`` after the ones before, or after its arrival where they
+        are the ``first``."""
 
 
 class LoadedModel:
     """A model with its worker, and the queue in front of it."""
 
     def __init__(
-        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int
-    ) -> None:
+        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int,
+        several_tenants: bool,
+    ) -> None:  # fmt: skip
         self.config = config
-        # A few more than run at once: the engine finds the next ones without asking.
-        ahead = max(1, config.max_sequences // 8)
-        self.admission = Admission(config.max_sequences + ahead, max_waiting)
+        # Where nobody keeps a place for others, a few more than run at once: the engine finds the
+        # next ones without asking.
+        ahead = 0 if several_tenants else max(1, config.max_sequences // 8)
+        self.admission = Admission(
+            config.max_sequences + ahead, max_waiting, keeps_places=several_tenants
+        )
         self.opened = opened
         self.worker = worker
         self.prompting = Prompting(opened, config.chat_template)
@@ -88,10 +92,13 @@ class LoadedModel:
         *,
         priority: int,
         salt: str,
+        arrival: float,
         seconds: float,
         meter: Meter,
+        urgent: bool = False,
     ) -> Generation:
-        """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
+        """Queue a request that came at ``arrival``. Raises RequestError, QueueFullError,
+        ModelUnavailable."""
         request = Request(
             request_id,
             prompt.token_ids,
@@ -99,11 +106,11 @@ class LoadedModel:
             priority,
             salt,
             continues_text=params.echo or not prompt.is_chat,
+            urgent=urgent,
         )
         builder = OutputBuilder(
-            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer,
-            time.monotonic(),
-        )  # fmt: skip
+            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer, arrival
+        )
         mailbox = await self.worker.submit(request)
         return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
@@ -177,7 +184,8 @@ class Generation:
             if done is None and times.prompt_done_time is not None:
                 self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
             if tokens := sum(isinstance(event, TokenEvent) for event in events):
-                self._meter.output(tokens, None if before is None else now - before)
+                since = times.arrival_time if before is None else before
+                self._meter.output(tokens, now - since, before is None)
 
 
 class Entry:
@@ -214,8 +222,10 @@ class Models:
         max_loaded: int | None = None,
         keep_alive: float | None = None,
         offline: bool = False,
+        several_tenants: bool = False,
         on_stage: OnStage | None = None,
     ) -> None:
+        """``several_tenants``: there may be more than one, so that none gets all places."""
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}  # also aliases
         for config in configs:
@@ -224,6 +234,7 @@ class Models:
         self._max_loaded = max_loaded
         self._keep_alive = keep_alive
         self._offline = offline
+        self._several_tenants = several_tenants
         self._on_stage = on_stage
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -260,18 +271,6 @@ class Models:
             if entry.model is not None:
                 return entry.model
             await asyncio.shield(self._load(entry))
-
-    def stats(self) -> dict[str, tuple[EngineStats, int]]:
-        """The engines' latest statistics, with what waits in front of them, and their KV blocks,
-        by model."""
-        return {
-            name: (
-                replace(m.worker.stats, waiting=m.worker.stats.waiting + m.admission.waiting),
-                m.worker.info["kv_blocks"],
-            )
-            for name, m in ((e.config.name, e.model) for e in self)
-            if m is not None
-        }
 
     # ---- changing
 
@@ -446,7 +445,7 @@ class Models:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
-            return LoadedModel(config, opened, worker, self._max_waiting)
+            return LoadedModel(config, opened, worker, self._max_waiting, self._several_tenants)
         except BaseException:
             await worker.close()
             raise

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
+from tidemill.hardware.energy import EnergyMeters
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
@@ -78,9 +79,11 @@ def serve(
             max_loaded=config.max_loaded,
             keep_alive=config.keep_alive_seconds,
             offline=config.offline,
+            several_tenants=keys.needed,
             on_stage=on_stage,
         )
-        service = Service(config, models, Metrics(models.stats))
+        energy = EnergyMeters()
+        service = Service(config, models, Metrics(models, energy))
         asyncio.run(_Run(config, App(service, keys), socket_, on_ready).run())
 
 
@@ -109,7 +112,7 @@ class _Run:
 
     async def run(self) -> None:
         config, models = self._config, self._app.service.models
-        connection = type("Connection", (Connection,), {"head_seconds": config.stall_seconds})
+        connection = type("Connection", (Connection,), {"stall_seconds": config.stall_seconds})
         http = _Uvicorn(
             uvicorn.Config(
                 self._app,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
@@ -17,6 +18,7 @@ from tidemill.server.http import Exchange
 from tidemill.server.keys import Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.quotas import Quotas, Reservation
 
 
 class Service:
@@ -26,6 +28,7 @@ class Service:
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
     @asynccontextmanager
@@ -59,13 +62,15 @@ class Service:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
         name, tenant = model.config.name, exchange.tenant
+        exchange.account.model, exchange.account.params = name, params
         deadline = exchange.started + self.config.request_seconds
         sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
+            reserved = stack.enter_context(self._reserving(tenant, model, prompts, params))
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     grant = await stack.enter_async_context(
-                        model.admission.slot(tenant, sequences, priority)
+                        model.admission.slot(tenant, sequences, priority, deadline)
                     )
             except TimeoutError:
                 raise ApiError(
@@ -76,16 +81,36 @@ class Service:
             for prompt in prompts:
                 generation = await model.generate(
                     uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
-                    salt=salt, seconds=deadline - time.monotonic(),
-                    meter=_Meter(self.metrics, name, grant),
+                    salt=salt, arrival=exchange.started, seconds=deadline - time.monotonic(),
+                    meter=_Meter(self.metrics, name, grant), urgent=grant.urgent,
                 )  # fmt: skip
                 stack.push_async_callback(generation.aclose)
                 begun.append(generation)
+                exchange.account.builders.append(generation.builder)
             try:
                 yield begun
             finally:
                 for generation in begun:
-                    self.metrics.observe(name, generation.builder.output)
+                    output = generation.builder.output
+                    reserved.spend(len(output.prompt_token_ids) + sum(generated(output, params)))
+                    self.metrics.observe(name, tenant, params, output)
+
+    @contextmanager
+    def _reserving(
+        self, tenant: Tenant, model: LoadedModel, prompts: list[PreparedPrompt],
+        params: SamplingParams,
+    ) -> Iterator[Reservation]:  # fmt: skip
+        """What a request may use, set aside from its tenant's quotas. Raises ApiError 429, 400."""
+        context = model.worker.info["max_context"]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        outputs = [params.most_tokens(max(0, context - length)) for length in lengths]
+        reserved = self.quotas.reserve(
+            tenant, sum(lengths), outputs * params.n_samples, time.monotonic()
+        )
+        try:
+            yield reserved
+        finally:
+            reserved.end(time.monotonic())
 
 
 class _Meter:
@@ -99,7 +124,9 @@ class _Meter:
     def prompt(self, tokens: int) -> None:
         self._grant.prompt(tokens)
 
-    def output(self, tokens: int, gap: float | None) -> None:
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
         self._grant.output(tokens)
-        if gap is not None:
-            self._metrics.token(self._model, gap)
+        if first:
+            self._metrics.first_token(self._model, seconds)
+        else:
+            self._metrics.token(self._model, seconds)

@@ -26,6 +26,7 @@ from tidemill.engine.base import (
     TokenLogprob,
 )
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import DefaultLength, SamplingParams
 from tidemill.text.grammar import Grammar
 
@@ -109,16 +110,19 @@ def pack_request(request: Request) -> list[Any]:
         request.priority,
         request.salt,
         request.continues_text,
+        request.urgent,
     ]
 
 
 def unpack_request(packed: Sequence[Any]) -> Request:
-    id_, prompt, values, priority, salt, continues_text = packed
+    id_, prompt, values, priority, salt, continues_text, urgent = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
     if values["grammar"] is not None:
         values["grammar"] = Grammar(*values["grammar"])
-    return Request(id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text)
+    return Request(
+        id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text, urgent=urgent
+    )
 
 
 # ---- errors
@@ -174,7 +178,10 @@ def pack_event(event: Event) -> list[Any]:
     if isinstance(event, PromptEvent):
         scores_of = event.logprobs
         packed = None if scores_of is None else [_pack_scores(s) for s in scores_of]
-        return [_PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed]
+        return [
+            _PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed,
+            event.started,
+        ]  # fmt: skip
     return [_ERROR, event.request_id, event.message]
 
 
@@ -186,21 +193,31 @@ def unpack_event(packed: Sequence[Any]) -> Event:
     if kind == _FINISH:
         return FinishEvent(request_id, *fields)
     if kind == _PROMPT:
-        prompt_tokens, cached_tokens, packed_scores = fields
+        prompt_tokens, cached_tokens, packed_scores, started = fields
         scores_of = None
         if packed_scores is not None:
             scores_of = tuple(_unpack_scores(s) for s in packed_scores)
-        return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of)
+        return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of, started)
     return ErrorEvent(request_id, *fields)
 
 
 # ---- statistics
 
 
+_HISTOGRAMS = ("step_tokens", "step_sequences")
+
+
 def pack_stats(stats: EngineStats) -> dict[str, Any]:
-    return asdict(stats)
+    values = {name: getattr(stats, name) for name in EngineStats.__slots__}
+    for name in _HISTOGRAMS:
+        values[name] = [values[name].counts, values[name].total]
+    values["tier"] = stats.tier and asdict(stats.tier)
+    return values
 
 
 def unpack_stats(packed: dict[str, Any]) -> EngineStats:
-    tier = packed.pop("tier")
-    return EngineStats(**packed, tier=None if tier is None else TierStats(**tier))
+    fresh = EngineStats()
+    for name in _HISTOGRAMS:
+        packed[name] = Histogram(getattr(fresh, name).bounds, *packed[name])
+    packed["tier"] = packed["tier"] and TierStats(**packed["tier"])
+    return EngineStats(**packed)

@@ -167,7 +167,7 @@ class Answer:
 
     def _end(self, output: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
         """How it ended, what it took: durations in nanoseconds. Waiting for its turn is part of
-        the whole, and of the time for the prompt."""
+        the whole only."""
         times, counts = output.metrics, TokenCounts.of(output)
         now = time.monotonic()
         read = times.prompt_done_time or times.first_token_time or now
@@ -177,7 +177,7 @@ class Answer:
             "total_duration": _nanoseconds(now - self._began),
             "load_duration": _nanoseconds(self._load_seconds),
             "prompt_eval_count": counts.prompt,
-            "prompt_eval_duration": _nanoseconds(read - times.arrival_time),
+            "prompt_eval_duration": _nanoseconds(read - (times.first_scheduled_time or read)),
             "eval_count": counts.generated,
             "eval_duration": _nanoseconds((times.last_token_time or read) - read),
         }

@@ -97,6 +97,7 @@ async def _answer(
     first = prompting.reader(prompt, use)
     if request.skip_special_tokens is None:
         params = prompting.keeping_markers(params, first)
+    params = prompting.keeping_schemas(params, use)
     readers = [first, *(prompting.reader(prompt, use) for _ in range(params.n - 1))]
     answer = _Answer(exchange.id, model, params, readers)
     with renaming(request.names("messages")):
