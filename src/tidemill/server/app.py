@@ -193,6 +193,7 @@ class _Endpoint:
                 **({"error": exchange.error} if exchange.error else {}),
                 **exchange.account.line(now),
                 "duration": round(now - exchange.started, 4),
+                **(exchange.account.texts() if config.log_prompts else {}),
             },
         )  # fmt: skip
 
