@@ -8,9 +8,9 @@ import ipaddress
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -130,6 +130,7 @@ class _Run:
             )
         )
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
@@ -181,16 +182,9 @@ class _Run:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def configure_logging(level: str, form: str) -> None:
-    """Logs go to stderr, as text or as one JSON object a line."""
-    from tidemill.server.logs import JsonFormatter, TextFormatter
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("tidemill").setLevel(level.upper())
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # asyncio's own handler also logs the objects, which can have a prompt in them.
+    log.error("%s", context["message"], exc_info=context.get("exception"))
 
 
-__all__ = ["ModelUnavailable", "configure_logging", "listen", "serve"]
+__all__ = ["ModelUnavailable", "listen", "serve"]

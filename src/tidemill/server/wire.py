@@ -48,6 +48,7 @@ class Kind(enum.IntEnum):
     REFUSED = 8  # request id, an error as pack_error() writes it
     EVENTS = 9  # time, events
     STATS = 10  # EngineStats as a dict
+    LOG = 11  # level, logger, message, traceback or None
 
 
 class WireError(Exception):
