@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "eval": ("tidemill.cli.evaluate:evaluate", "Measure a model's quality."),
     "bench": ("tidemill.cli.bench:bench", "Measure speed on this machine."),
     "serve": ("tidemill.cli.serve:serve", "Serve models over HTTP, with the OpenAI API."),
-    "key": ("tidemill.cli.serve:key", "Make API keys for the server."),
+    "key": ("tidemill.cli.keys:key", "Make, show and change API keys for the server."),
     "doctor": ("tidemill.cli.doctor:doctor", "Describe this machine and what is missing."),
 }
 
