@@ -117,11 +117,13 @@ class TieredKV:
         """Fetch the longest known prefix of ``names``, those of the blocks of ``sample`` that come
         after its computed ones, if that is quicker than computing them."""
         n = self.tier.find(names)
-        seconds = self.tier.seconds(n)
-        compute = self._step_time.chunk(sample.computed, n * self._kv.block_size, 0)
-        if n == 0 or (self._step_time.measured and seconds >= compute):
+        if n == 0:
             return
         names = names[:n]
+        seconds = self.tier.seconds(n)
+        compute = self._step_time.chunk(sample.computed, n * self._kv.block_size, 0)
+        if self._step_time.measured and compute <= seconds:
+            return
         self._restoring[sample.slot] = _Restoring(
             sample,
             self.tier.fetch(names),

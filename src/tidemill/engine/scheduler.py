@@ -373,7 +373,8 @@ class Scheduler:
         if not self._fits(sequence, hit, fresh, self.running):
             return False
         absent = self._names(sequence)[len(hit) :]
-        if self.tiered is not None and absent and self.tiered.is_coming(absent[0]):
+        tiered = self.tiered if absent else None
+        if tiered is not None and tiered.is_coming(absent[0]):
             return False
         self.kv.share(hit)
         sequence.blocks = hit + [self.kv.allocate() for _ in range(fresh)]
@@ -382,8 +383,8 @@ class Scheduler:
         if not sequence.group.prompt_done:
             sequence.group.cached_tokens = sequence.computed
         self._enter(sequence)
-        if self.tiered is not None and absent:
-            self.tiered.restore(sequence, absent)
+        if tiered is not None:
+            tiered.restore(sequence, absent)
         return True
 
     def _enter(self, sequence: Sequence) -> None:
