@@ -8,6 +8,7 @@ model does; labels come from the settings and the key file only, never from requ
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -185,6 +186,12 @@ class Metrics:
             served = self._tenants[tenant.name]
             served["requests"] += 1
             served["refused"] += status in (403, 429)
+
+    async def watch(self) -> None:
+        """Read the energy meters often enough for all of them; runs until it is cancelled."""
+        while self._energy.meters:
+            self._energy.read()
+            await asyncio.sleep(1)
 
     # ---- what is shown
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from tidemill.server.keys import Keys
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Models, OnStage
 from tidemill.server.service import Service
+from tidemill.server.tracing import start_tracing
 from tidemill.server.usage import UsageKeeper
 
 log = logging.getLogger("tidemill.server")
@@ -79,6 +81,7 @@ def serve(
         if config.api_key_file is None
         else open_key_store(Path(config.api_key_file), patience=_STORE_SECONDS)
     )
+    tracing = start_tracing(config, os.environ)
     with listen(config) as socket_:
         models = Models(
             config.models,
@@ -89,10 +92,13 @@ def serve(
             several_tenants=keys.needed,
             on_stage=on_stage,
         )
-        energy = EnergyMeters()
-        service = Service(config, models, Metrics(models, energy))
+        service = Service(config, models, Metrics(models, EnergyMeters()), tracing)
         usage = UsageKeeper(service.quotas, keys.store)
-        asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
+        try:
+            asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
+        finally:
+            if tracing is not None:
+                tracing.close()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -144,6 +150,7 @@ class _Run:
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
         idle = asyncio.ensure_future(models.unload_idle())
+        watching = asyncio.ensure_future(self._app.service.metrics.watch())
         usage = asyncio.ensure_future(self._usage.run())
         try:
             loaded = asyncio.ensure_future(models.load_all())
@@ -158,10 +165,13 @@ class _Run:
             await self._drain()
         finally:
             idle.cancel()
+            watching.cancel()
             usage.cancel()
             http.should_exit = True
             http.force_exit = self._hurried.is_set()
-            await asyncio.gather(models.close(), serving, idle, usage, return_exceptions=True)
+            await asyncio.gather(
+                models.close(), serving, idle, watching, usage, return_exceptions=True
+            )
             self._usage.save()
 
     def _on_signal(self) -> None:

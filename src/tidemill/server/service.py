@@ -19,15 +19,20 @@ from tidemill.server.keys import Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
+from tidemill.server.tracing import Tracing
 
 
 class Service:
     """One server's models, settings and measurements."""
 
-    def __init__(self, config: ServerConfig, models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, models: Models, metrics: Metrics,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.tracing = tracing
         self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
