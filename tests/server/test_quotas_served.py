@@ -174,3 +174,10 @@ def test_tokens_of_a_day_survive_a_restart(tiny_chat_model: Path, tmp_path: Path
         assert left(server, "day") == remaining
         assert ask(other, "day", max_tokens=100)[0] == 200
         until(lambda: left(server, "day") < remaining - 100)  # both count together
+
+
+@pytest.mark.parametrize("priority", [-1, -(2**63), 2**63 - 1])
+def test_a_client_cannot_put_itself_before_its_class(tenants: Server, priority: int) -> None:
+    status, _, data = ask(tenants, "free", priority=priority)
+    assert status == 400
+    assert b'"param":"priority"' in data
