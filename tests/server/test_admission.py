@@ -101,12 +101,22 @@ def test_a_large_request_is_not_passed_by_for_ever() -> None:
 
 def test_more_than_there_is_runs_alone() -> None:
     async def main() -> None:
-        requests = Requests(Admission(4, 10))
+        requests = Requests(Admission(4, 10, keeps_places=False))
         await requests.begin("a1", A, 100)
         await requests.begin("a2", A, 1)
         assert requests.order == ["a1"]
         await requests.end("a1")
         assert requests.order == ["a1", "a2"]
+
+    run(main())
+
+
+def test_beside_the_largest_request_there_is_a_place_for_others() -> None:
+    async def main() -> None:
+        requests = Requests(Admission(8, 10))
+        await requests.begin("a1", A, 100)
+        await requests.begin("b1", B, 1)
+        assert requests.order == ["a1", "b1"]
 
     run(main())
 

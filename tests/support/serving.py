@@ -149,17 +149,18 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
-def send_request(connection: socket.socket, path: str, body: Any) -> None:
+def send_request(connection: socket.socket, path: str, body: Any, key: str = "") -> None:
     """Write a POST by hand, for clients that then misbehave."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
 
 
-def begin_request(server: Server, path: str, body: Any) -> socket.socket:
+def begin_request(server: Server, path: str, body: Any, key: str = "") -> socket.socket:
     """A connection on which a request has been sent, and nothing read yet."""
     connection = server.connect()
-    send_request(connection, path, body)
+    send_request(connection, path, body, key)
     return connection
 
 

@@ -182,7 +182,9 @@ class _Endpoint:
         self._app.service.metrics.answered(path, exchange.status, tenant)
         if self._open:
             return
-        now = time.monotonic()
+        if self._app.service.tracing is not None:
+            self._app.service.tracing.record(exchange, path)
+        now, config = time.monotonic(), self._app.service.config
         requests_log.log(
             logging.DEBUG if path == "/metrics" else logging.INFO,
             "%s %s %d", exchange.scope["method"], exchange.path, exchange.status,
@@ -193,6 +195,7 @@ class _Endpoint:
                 **({"error": exchange.error} if exchange.error else {}),
                 **exchange.account.line(now),
                 "duration": round(now - exchange.started, 4),
+                **(exchange.account.texts() if config.log_prompts else {}),
             },
         )  # fmt: skip
 

@@ -47,6 +47,8 @@ class Exchange:
         self.started = time.monotonic()
         self.status = 0
         """HTTP status of the answer, once it has begun."""
+        self.streamed = False
+        """Whether the answer comes in pieces."""
         self.error: str | None = None
         """The code of the error that it was answered with."""
         self.headers: Callable[[], Mapping[str, str]] = dict
@@ -142,6 +144,7 @@ class Exchange:
     async def events(self, events: AsyncIterator[bytes], content_type: str = SSE) -> None:
         """Server-sent events, each as ``sse`` makes it, or pieces of another type. The answer
         begins with the first, so that what fails before it can still be told by a status."""
+        self.streamed = True
         async for event in events:
             if not self.status:
                 await self._begin(

@@ -15,19 +15,27 @@ from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
-from tidemill.server.keys import Tenant
+from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
+from tidemill.server.tracing import Tracing
+
+MOST_PRIORITY = 10**6
+"""Of a request, up or down."""
 
 
 class Service:
     """One server's models, settings and measurements."""
 
-    def __init__(self, config: ServerConfig, models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, models: Models, metrics: Metrics,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.tracing = tracing
         self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
@@ -62,6 +70,7 @@ class Service:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
         name, tenant = model.config.name, exchange.tenant
+        _check_priority(priority, tenant)
         exchange.account.model, exchange.account.params = name, params
         deadline = exchange.started + self.config.request_seconds
         sequences = len(prompts) * params.n_samples
@@ -111,6 +120,17 @@ class Service:
             yield reserved
         finally:
             reserved.end(time.monotonic())
+
+
+def _check_priority(priority: int, tenant: Tenant) -> None:
+    """Raises ApiError 400 for one that would put a request before the class of its tenant, which
+    is not the client's to say."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY or (priority < 0 and tenant is not ANYBODY):
+        least = -MOST_PRIORITY if tenant is ANYBODY else 0
+        raise ApiError(
+            400, f"priority must be from {least} to {MOST_PRIORITY}", param="priority",
+            code="invalid_value",
+        )  # fmt: skip
 
 
 class _Meter:
