@@ -326,6 +326,16 @@ def test_content_where_it_is_asked_for(
     assert ("--log-prompts" in options) == (SECRET in server.log)
 
 
+def test_what_is_left_is_sent_at_the_end(tiny_chat_model: Path, collector: Collector) -> None:
+    options = ("--name", "tiny", "--threads", "1", "--otlp-endpoint", f"{collector.url}/v1/traces/")
+    environment = {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+    with serving(str(tiny_chat_model), *options, environment=environment) as server:
+        ask(server, "at-the-end")
+        server.signal()
+        assert server.wait(60) == 0
+    assert set(collector.trace("at-the-end")[1]) == {"queue", "prefill", "decode"}
+
+
 # ---- a collector that is not there, or does not answer
 
 
