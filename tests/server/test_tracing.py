@@ -365,11 +365,8 @@ def test_a_dead_collector_hurts_no_request(tiny_chat_model: Path, dead: Any) -> 
             body = {"model": "tiny", "prompt": SECRET, "max_tokens": 1}
             for i in range(60):
                 assert ask(server, f"d{i}", "/v1/completions", body)[0] == 200
-            began = time.monotonic()
             server.signal()
-            assert server.wait(30) == 0
-            # Less than the exporter would wait for one answer.
-            assert time.monotonic() - began < 10
+            assert server.wait(25) == 0  # the SDK alone would wait for half a minute
             assert SECRET not in server.log
 
 
