@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,8 @@ def serve(
     names = ", ".join(model.name for model in config.models)
 
     def on_ready(url: str) -> None:
-        print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        with suppress(OSError):  # the disk that the log is on may be full: that is no reason to end
+            print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
 
     run(config, on_ready=on_ready)
 
@@ -137,7 +139,19 @@ def new_key(tenant: str, path: Path, models: tuple[str, ...], priority: int) -> 
     before = path.read_text("utf-8") if path.exists() else ""
     if before:
         keys.Keys(path)  # a file that is broken is not made longer
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with open(descriptor, "a", encoding="utf-8") as file:
-        file.write(("\n" if before else "") + "\n".join(entry) + "\n")
+    text = before + ("\n" if before else "") + "\n".join(entry) + "\n"
+    _write_whole(path.resolve(), text)
     click.echo(made)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """All of it or nothing, on a full disk too; readable for its owner only, unless it was for
+    others before."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
