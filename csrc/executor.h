@@ -249,6 +249,10 @@ class Executor {
   // Throws std::invalid_argument unless this is a KV block of this executor.
   void check_block(std::int64_t block) const;
   void copy_block(int source, int destination);
+  // What a KV block holds in all layers, one after another: kv_block_bytes() bytes.
+  std::size_t kv_block_bytes() const;
+  void read_block(int block, std::byte* data) const;
+  void write_block(int block, const std::byte* data);
   // Gives back the memory that windowed layers have for `count` blocks from `first` on.
   void forget_blocks(int first, int count);
 
@@ -261,6 +265,7 @@ class Executor {
   };
   std::vector<Timing> timings() const;
 
+  const char* isa() const { return kernels_.isa; }
   const Limits& limits() const { return limits_; }
   const Matrix& matrix(int index) const { return matrices_.at(static_cast<std::size_t>(index)); }
   const Vector& vector(int index) const { return vectors_.at(static_cast<std::size_t>(index)); }

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,20 +158,18 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
-def send_request(
-    connection: socket.socket, path: str, body: Any, headers: Mapping[str, str] | None = None
-) -> None:
+def send_request(connection: socket.socket, path: str, body: Any, key: str = "") -> None:
     """Write a POST by hand, for clients that then misbehave."""
     data = json.dumps(body).encode()
-    fields = {"Host": "x", "Content-Length": str(len(data)), **(headers or {})}
-    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
-    connection.sendall("\r\n".join([*lines, "", ""]).encode() + data)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
 
 
-def begin_request(server: Server, path: str, body: Any) -> socket.socket:
+def begin_request(server: Server, path: str, body: Any, key: str = "") -> socket.socket:
     """A connection on which a request has been sent, and nothing read yet."""
     connection = server.connect()
-    send_request(connection, path, body)
+    send_request(connection, path, body, key)
     return connection
 
 

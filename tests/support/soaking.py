@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ class Crowd:
                 connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=90)
             try:
                 if rng.random() < 0.15:
-                    self._leave(ask, rng, self._headers(turn))
+                    self._leave(ask, rng, self._keys[turn % len(self._keys)])
                     wrong, kind = None, "left"
                 else:
                     data = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body)
@@ -126,7 +126,7 @@ class Crowd:
                 connection.close()
                 connection = None
 
-    def _leave(self, ask: Ask, rng: random.Random, headers: Mapping[str, str]) -> None:
+    def _leave(self, ask: Ask, rng: random.Random, key: str | None) -> None:
         """Send a request, read a part of the answer or nothing, and go."""
         with self._server.connect() as connection:
             connection.settimeout(rng.choice((0.001, 0.02, 0.1)))
@@ -134,7 +134,7 @@ class Crowd:
                 if isinstance(ask.body, bytes):
                     connection.sendall(ask.body)
                 else:
-                    send_request(connection, ask.path, ask.body, headers)
+                    send_request(connection, ask.path, ask.body, key or "")
                 connection.recv(rng.choice((1, 100, 5000)))
             if rng.random() < 0.5:  # reset instead of an orderly end
                 linger = b"\x01\x00\x00\x00\x00\x00\x00\x00"

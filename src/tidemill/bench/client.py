@@ -159,7 +159,12 @@ class Client:
         self._idle.clear()
 
 
-class _Connection(asyncio.Protocol):
+# What a connection reads is taken out of here at once. A buffer of its own for each read, as
+# asyncio.Protocol has, takes twice as long as all the rest of reading a token.
+_BUFFER = memoryview(bytearray(1 << 18))
+
+
+class _Connection(asyncio.BufferedProtocol):
     """One connection; one request at a time."""
 
     def __init__(self) -> None:
@@ -194,20 +199,23 @@ class _Connection(asyncio.Protocol):
         if self._done is not None and not self._done.done():
             self._done.set_exception(WireError(failure, detail))
 
-    # ---- asyncio.Protocol
+    # ---- asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._now = time.monotonic()
         if self._reply is None:  # nobody asked
             self.reusable = False
             self.close()
             return
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(_BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail("not_http", f"the answer is no HTTP: {error}")
 

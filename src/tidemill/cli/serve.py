@@ -1,11 +1,10 @@
-"""``tidemill serve`` and ``tidemill key``: the HTTP server, and keys for those who may use it."""
+"""``tidemill serve``: the HTTP server."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -33,6 +32,9 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
               help="Most sequences computed at once. [default: 64]")  # fmt: skip
 @click.option("--kv-memory", type=click.IntRange(min=1), metavar="BYTES",
               help="Size of the KV cache. [default: a quarter of the free memory]")  # fmt: skip
+@click.option("--kv-disk", metavar="SIZE",
+              help="Keep computed KV blocks on disk as well, up to SIZE, such as 4GiB. "
+              "[default: off]")  # fmt: skip
 @kv_dtype_option
 @pre_tokenizer_option
 @template_option
@@ -54,6 +56,9 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               help="[default: info]")  # fmt: skip
+@click.option("--log-prompts", is_flag=True, help="Log prompts and answers too.")
+@click.option("--otlp-endpoint", metavar="URL",
+              help="OpenTelemetry collector to send traces to (OTLP over HTTP).")  # fmt: skip
 def serve(
     models: tuple[str, ...], config_file: str | None, print_config: bool, **flags: Any
 ) -> None:
@@ -66,7 +71,7 @@ def serve(
     from tidemill.server.config import as_toml, config_path, load_config
 
     options = {name: flags.pop(name) for name in _MODEL_OPTIONS}
-    for name in ("insecure", "offline"):
+    for name in ("insecure", "offline", "log_prompts"):
         flags[name] = flags[name] or None
     flags["allow_origins"] = list(flags["allow_origins"]) or None
     if options["name"] and len(models) > 1:
@@ -81,77 +86,20 @@ def serve(
     if not config.models:
         raise click.UsageError("name a MODEL to serve, here or in --config; try smollm2")
 
-    from tidemill.server.serve import configure_logging
+    from tidemill.server.logs import configure_logging
     from tidemill.server.serve import serve as run
 
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.log_level, config.log_format, log_prompts=config.log_prompts)
     names = ", ".join(model.name for model in config.models)
 
     def on_ready(url: str) -> None:
-        with suppress(OSError):  # the disk that the log is on may be full: that is no reason to end
+        with suppress(OSError):  # nobody reads it
             print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
 
     run(config, on_ready=on_ready)
 
 
 _MODEL_OPTIONS = (
-    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_dtype", "pre_tokenizer",
-    "chat_template", "target_itl", "speculative",
+    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_disk", "kv_dtype",
+    "pre_tokenizer", "chat_template", "target_itl", "speculative",
 )  # fmt: skip
-
-
-@click.group()
-def key() -> None:
-    """API keys for `tidemill serve --api-key-file`."""
-
-
-@key.command("new")
-@click.argument("tenant")
-@click.option(
-    "-f",
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The key file; made if it is not there.",
-)
-@click.option("--model", "models", multiple=True, help="Only for this model; repeatable.")
-@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
-              help="Smaller is served first.")  # fmt: skip
-def new_key(tenant: str, path: Path, models: tuple[str, ...], priority: int) -> None:
-    """Make a key for TENANT: it is shown once, and the file gets its hash."""
-    import msgspec
-
-    from tidemill.server import keys
-
-    made = keys.new_key()
-
-    def toml(value: object) -> str:
-        return msgspec.json.encode(value).decode()
-
-    entry = [
-        "[[tenants]]",
-        f"name = {toml(tenant)}",
-        f"sha256 = {toml([keys.digest_of(made)])}",
-        *([f"models = {toml(models)}"] if models else []),
-        *([f"priority = {priority}"] if priority else []),
-    ]
-    before = path.read_text("utf-8") if path.exists() else ""
-    if before:
-        keys.Keys(path)  # a file that is broken is not made longer
-    text = before + ("\n" if before else "") + "\n".join(entry) + "\n"
-    _write_whole(path.resolve(), text)
-    click.echo(made)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of it or nothing, on a full disk too; readable for its owner only, unless it was for
-    others before."""
-    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)

@@ -75,14 +75,16 @@ class Sequence:
     computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
-    it can ever need, so it is never preempted. turn: the brief step that it last took part in.
+    it can ever need, so it is never preempted. restoring: it waits for blocks from a slower tier
+    (see kv_tier.py). turn: the brief step that it last took part in.
     drafted, accepted: tokens guessed for it, and those that were right.
     """
 
     __slots__ = (
         "accepted", "blocks", "computed", "constrained", "cumulative_logprob", "drafted",
         "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "preemptions",
-        "reserved", "slot", "text", "tokens", "turn",
+        "reserved", "restoring", "slot", "text", "tokens",
+        "turn",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +105,7 @@ class Sequence:
         self.slot = -1
         self.preemptions = 0
         self.reserved = False
+        self.restoring = False
         self.turn = 0
         self.cumulative_logprob = 0.0
         self.finished = False

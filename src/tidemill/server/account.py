@@ -81,6 +81,8 @@ class Account:
         """The prompts and the answers: only for those who have asked for them. A prompt that came
         as token ids is those."""
         whole = [builder.snapshot() for builder in self.builders]
+        if not whole:
+            return {}
         return {
             "prompts": [o.prompt_token_ids if o.prompt is None else o.prompt for o in whole],
             "answers": [out.text for o in whole for out in o.outputs],

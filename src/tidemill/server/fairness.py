@@ -9,17 +9,17 @@ then never be further apart than what runs at once.
 
 Between priority classes the scheduling priority decides (placement.py).
 
-Nobody takes all places: a tenant may have at most MOST times as many as would still be free, so
-that whoever comes next finds one (the dynamic threshold of Choudhury and Hahne, "Dynamic queue
-length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
-1998). One tenant alone gets 7/8 of the places, of two that want all each 7/15.
+Nobody takes all places: a tenant may have at most MOST times as many as are still free, so that
+whoever comes next finds one (the dynamic threshold of Choudhury and Hahne, "Dynamic queue length
+thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998). One
+tenant alone gets 7/8 of the places, of two that want all each 7/15.
 
 Pure: time is handed in, and nothing waits here (see admission.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -70,6 +70,8 @@ class FairQueue:
     def __init__(self, capacity: int, patience: float, *, keeps_places: bool = True) -> None:
         self.running = 0
         """Sequences that do."""
+        self._classes: Counter[int] = Counter()
+        """The same by class."""
         self._capacity = capacity
         self._patience = patience
         self._keeps_places = keeps_places
@@ -116,16 +118,23 @@ class FairQueue:
         return found if self.running + found.size <= self._capacity else None
 
     def start(self, ticket: Ticket, now: float) -> bool:
-        """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: others fill
-        the places, and its tenant has none and has been served no more than they."""
+        """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: its tenant has
+        been served no more than any other that runs something, has hardly any of the places beside
+        one that has many, and no class before its own runs."""
         account = self._accounts[ticket.tenant]
-        others = [a.served for a in self._accounts.values() if a.running and a is not account]
-        urgent = bool(others) and not account.running and account.served <= min(others)
+        others = [a for a in self._accounts.values() if a.running and a is not account]
+        urgent = (
+            bool(others)
+            and account.served <= min(a.served for a in others)
+            and account.running * MOST < max(a.running for a in others)
+            and ticket.priority <= min(self._classes)
+        )
         self.remove(ticket)
         if ticket.priority in self._passed_over:
             self._passed_over[ticket.priority] = now
         account.running += ticket.size
         self.running += ticket.size
+        self._classes[ticket.priority] += ticket.size
         return urgent
 
     def remove(self, ticket: Ticket) -> None:
@@ -149,6 +158,9 @@ class FairQueue:
         are active have got as far: then a new counter would be no lower."""
         self._accounts[ticket.tenant].running -= ticket.size
         self.running -= ticket.size
+        self._classes[ticket.priority] -= ticket.size
+        if not self._classes[ticket.priority]:
+            del self._classes[ticket.priority]
         active = [a.served for a in self._accounts.values() if a.active]
         least = min(active, default=inf)
         for name in [n for n, a in self._accounts.items() if not a.active and a.served <= least]:
@@ -167,10 +179,10 @@ class FairQueue:
         return account.waiting[max(account.waiting)][-1]
 
     def _may_have(self, account: _Account, size: int) -> bool:
-        """Whether the tenant may have so many more places, whether they are free or not."""
+        """Whether the tenant may have so many more places, if they are free; the first always."""
         if not self._keeps_places or not account.running:
             return True
-        return account.running + size <= MOST * (self._capacity - self.running)
+        return account.running + size <= MOST * (self._capacity - self.running - size)
 
     def _heads(self) -> Iterator[tuple[Ticket, _Account]]:
         """The first ticket of each tenant and class."""

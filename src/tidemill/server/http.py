@@ -49,8 +49,12 @@ class Exchange:
         self.started = time.monotonic()
         self.status = 0
         """HTTP status of the answer, once it has begun."""
+        self.streamed = False
+        """Whether the answer comes in pieces."""
         self.error: str | None = None
         """The code of the error that it was answered with."""
+        self.headers: Callable[[], Mapping[str, str]] = dict
+        """Gives what the head of every answer has beside its own."""
         self.account = Account()
         """What it is given of a model, if it asks one."""
         self._receive = receive
@@ -145,6 +149,7 @@ class Exchange:
     async def events(self, events: AsyncIterator[bytes], content_type: str = SSE) -> None:
         """Server-sent events, each as ``sse`` makes it, or pieces of another type. The answer
         begins with the first, so that what fails before it can still be told by a status."""
+        self.streamed = True
         async for event in events:
             if not self.status:
                 await self._begin(
@@ -163,7 +168,7 @@ class Exchange:
         self, status: int, headers: Mapping[str, str], more: Mapping[str, str] | None
     ) -> None:
         self.status = status
-        every = {**headers, **(more or {}), "x-request-id": self.id}
+        every = {**headers, **self.headers(), **(more or {}), "x-request-id": self.id}
         every["request-id"] = self.id  # the name that Anthropic's clients look for
         await self._send(
             {

@@ -5,27 +5,38 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
-from tidemill.server.keys import Tenant
+from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.quotas import Quotas, Reservation
+from tidemill.server.tracing import Tracing
+
+MOST_PRIORITY = 10**6
+"""Of a request, up or down."""
 
 
 class Service:
     """One server's models, settings and measurements."""
 
-    def __init__(self, config: ServerConfig, models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, models: Models, metrics: Metrics,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.tracing = tracing
+        self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
     @asynccontextmanager
@@ -59,10 +70,12 @@ class Service:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
         name, tenant = model.config.name, exchange.tenant
+        _check_priority(priority, tenant)
         exchange.account.model, exchange.account.params = name, params
         deadline = exchange.started + self.config.request_seconds
         sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
+            reserved = stack.enter_context(self._reserving(tenant, model, prompts, params))
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     grant = await stack.enter_async_context(
@@ -87,7 +100,37 @@ class Service:
                 yield begun
             finally:
                 for generation in begun:
-                    self.metrics.observe(name, tenant, params, generation.builder.output)
+                    output = generation.builder.output
+                    reserved.spend(len(output.prompt_token_ids) + sum(generated(output, params)))
+                    self.metrics.observe(name, tenant, params, output)
+
+    @contextmanager
+    def _reserving(
+        self, tenant: Tenant, model: LoadedModel, prompts: list[PreparedPrompt],
+        params: SamplingParams,
+    ) -> Iterator[Reservation]:  # fmt: skip
+        """What a request may use, set aside from its tenant's quotas. Raises ApiError 429, 400."""
+        context = model.worker.info["max_context"]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        outputs = [params.most_tokens(max(0, context - length)) for length in lengths]
+        reserved = self.quotas.reserve(
+            tenant, sum(lengths), outputs * params.n_samples, time.monotonic()
+        )
+        try:
+            yield reserved
+        finally:
+            reserved.end(time.monotonic())
+
+
+def _check_priority(priority: int, tenant: Tenant) -> None:
+    """Raises ApiError 400 for one that would put a request before the class of its tenant, which
+    is not the client's to say."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY or (priority < 0 and tenant is not ANYBODY):
+        least = -MOST_PRIORITY if tenant is ANYBODY else 0
+        raise ApiError(
+            400, f"priority must be from {least} to {MOST_PRIORITY}", param="priority",
+            code="invalid_value",
+        )  # fmt: skip
 
 
 class _Meter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tidemill.engine.base import (
     FinishEvent,
     PromptEvent,
     Request,
+    TierStats,
     TokenEvent,
     TokenLogprob,
 )
@@ -46,6 +48,7 @@ class Kind(enum.IntEnum):
     REFUSED = 8  # request id, an error as pack_error() writes it
     EVENTS = 9  # time, events
     STATS = 10  # EngineStats as a dict
+    LOG = 11  # level, logger, message, traceback or None
 
 
 class WireError(Exception):
@@ -209,6 +212,7 @@ def pack_stats(stats: EngineStats) -> dict[str, Any]:
     values = {name: getattr(stats, name) for name in EngineStats.__slots__}
     for name in _HISTOGRAMS:
         values[name] = [values[name].counts, values[name].total]
+    values["tier"] = stats.tier and asdict(stats.tier)
     return values
 
 
@@ -216,4 +220,5 @@ def unpack_stats(packed: dict[str, Any]) -> EngineStats:
     fresh = EngineStats()
     for name in _HISTOGRAMS:
         packed[name] = Histogram(getattr(fresh, name).bounds, *packed[name])
+    packed["tier"] = packed["tier"] and TierStats(**packed["tier"])
     return EngineStats(**packed)

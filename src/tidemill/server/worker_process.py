@@ -251,6 +251,10 @@ class WorkerProcess(asyncio.Protocol):
             case Kind.FAILED:
                 if not self._ready.done():
                     self._ready.set_exception(ModelUnavailable(fields[0]))
+            case Kind.LOG:
+                level, name, message, trace = fields
+                extra = {"worker": self.pid, "traceback": trace}
+                logging.getLogger(name).log(level, "%s", message, extra=extra)
             case _:
                 raise WireError(f"a worker does not send {kind.name}")
 
