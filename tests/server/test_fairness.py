@@ -261,3 +261,22 @@ def test_one_place_at_least_stays_free(places: int, taken: int) -> None:
     while (found := queue.next(300)) is not None:
         queue.start(found, 300)
     assert queue.running == taken
+
+
+def test_a_large_request_is_passed_by_newcomers_only_and_not_for_ever() -> None:
+    queue = FairQueue(8, 30)
+    running = [ticket("flood", arrived=i) for i in range(6)]
+    for each in running:
+        queue.add(each)
+        queue.start(each, 0)
+    large = ticket("large", arrived=0, size=7)
+    queue.add(large)
+    queue.add(ticket("flood", arrived=1))
+    assert queue.next(1) is None
+    small = ticket("newcomer", arrived=2)
+    queue.add(small)
+    assert queue.next(2) is small
+    assert queue.next(31) is None
+    for each in running:
+        queue.end(each)
+    assert queue.next(31) is large

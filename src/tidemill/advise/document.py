@@ -108,7 +108,7 @@ def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
     """Columns as wide as they need, up to a share of the width; the last has what is left."""
     lines = [columns, *rows]
     widths = [min(max(len(row[i]) for row in lines), _WIDEST) for i in range(len(columns) - 1)]
-    widths.append(max(_WIDEST, width - sum(widths) - 2 * len(widths)))
+    widths.append(max(20, width - sum(widths) - 2 * len(widths)))
     made = []
     for row in lines:
         cells = [_wrapped(cell, w) for cell, w in zip(row, widths, strict=True)]

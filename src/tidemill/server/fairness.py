@@ -73,6 +73,8 @@ class FairQueue:
         self._classes: Counter[int] = Counter()
         """The same by class."""
         self._capacity = capacity
+        self.most = max(1, capacity * MOST // (MOST + 1)) if keeps_places else capacity
+        """Places that one request can have."""
         self._patience = patience
         self._keeps_places = keeps_places
         self._accounts: dict[str, _Account] = {}
@@ -95,27 +97,33 @@ class FairQueue:
 
     def next(self, now: float) -> Ticket | None:
         """The ticket that is to be served next; it stays in the queue. None if there is none, or
-        no place for it: until there is, nothing else is served, or large ones would never be."""
-        best: dict[int, tuple[float, Ticket]] = {}  # of each class, by the tenants' counters
-        for ticket, account in self._heads():
-            if self._may_have(account, ticket.size):
-                known = best.get(ticket.priority)
-                if known is None or (account.served, ticket.arrived) < (known[0], known[1].arrived):
-                    best[ticket.priority] = account.served, ticket
-        if not best:
-            return None
-        ranks = {priority: rank for rank, priority in enumerate(sorted(self._passed_over))}
+        no place for it. For a large one places are let run empty, or it would never be served: only
+        tenants that have none may pass it, and not for longer than the patience."""
+        heads = [(t, a) for t, a in self._heads() if self._may_have(a, t.size)]
+        heads.sort(key=lambda head: (head[1].served, head[0].arrived))
+        classes: dict[int, tuple[float, float, int]] = {}
+        for ticket, _ in heads:
+            if ticket.priority not in classes:
+                classes[ticket.priority] = self._place_of_class(ticket, now)
+        heads.sort(key=lambda head: classes[head[0].priority])
+        passing = False
+        for ticket, account in heads:
+            if passing and account.running:
+                continue
+            if self.running + ticket.size <= self._capacity:
+                return ticket
+            if now - ticket.arrived > self._patience:
+                return None
+            passing = True
+        return None
 
-        def order(ticket: Ticket) -> tuple[float, float, int]:
-            since = self._passed_over[ticket.priority]
-            use = utilisation(
-                self.running, ticket.size, self._capacity, weight(ranks[ticket.priority])
-            )
-            bonus = urgency(now - since, ticket.deadline - now, self._patience)
-            return -scheduling_priority(use, bonus), since, ticket.priority
-
-        found = min((ticket for _, ticket in best.values()), key=order)
-        return found if self.running + found.size <= self._capacity else None
+    def _place_of_class(self, first: Ticket, now: float) -> tuple[float, float, int]:
+        """Sorts the classes; ``first`` is whose turn it is in its own."""
+        since = self._passed_over[first.priority]
+        rank = sum(other < first.priority for other in self._passed_over)
+        use = utilisation(self.running, first.size, self._capacity, weight(rank))
+        bonus = urgency(now - since, first.deadline - now, self._patience)
+        return -scheduling_priority(use, bonus), since, first.priority
 
     def start(self, ticket: Ticket, now: float) -> bool:
         """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: its tenant has

@@ -192,6 +192,18 @@ def sse(value: Any, event: str | None = None) -> bytes:
     return data if event is None else b"event: " + event.encode() + b"\n" + data
 
 
+class TextEvents:
+    """Server-sent events that differ in one text only, as most of a stream do: the rest is encoded
+    once. ``make`` gives the value of an event by its text."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        mark = "\0"
+        self._before, _, self._after = sse(make(mark)).partition(encode(mark))
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + encode(text) + self._after
+
+
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode

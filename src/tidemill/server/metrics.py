@@ -151,7 +151,8 @@ class Metrics:
         of, times = self._of_models[model], output.metrics
         lengths = generated(output, params)
         served = self._tenants[tenant.name]
-        served["prompt"] += len(output.prompt_token_ids)
+        if times.prompt_done_time is not None:
+            served["prompt"] += len(output.prompt_token_ids)
         served["generation"] += sum(lengths)
         if times.finished_time is None or output.error is not None:
             of.finished["error" if output.error else "abort"] += 1
@@ -167,11 +168,8 @@ class Metrics:
         of.add("n", params.n)
         if params.max_tokens is not None:
             of.add("max_tokens", params.max_tokens)
-        begun, first, last = (
-            times.first_scheduled_time,
-            times.first_token_time,
-            times.last_token_time,
-        )
+        begun, first = times.first_scheduled_time, times.first_token_time
+        last = times.last_token_time
         if begun is not None and first is not None and last is not None:
             of.add("prefill", first - begun)
             of.add("decode", last - first)
