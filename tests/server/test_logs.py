@@ -105,9 +105,9 @@ def test_a_chain_of_exceptions_ends() -> None:
 class Pipe:
     """A log on a pipe of 64 KiB."""
 
-    def __init__(self, most_lines: int = 10_000) -> None:
+    def __init__(self, most_characters: int = 1 << 20) -> None:
         self.reader, writer = os.pipe()
-        self.log = LogWriter(writer, most_lines)
+        self.log = LogWriter(writer, most_characters)
         self.log.setFormatter(logging.Formatter("%(message)s"))
 
     def read(self, n: int = 1 << 20) -> bytes:
@@ -124,7 +124,7 @@ def test_lines_come_in_order_and_whole() -> None:
 
 
 def test_who_does_not_read_keeps_nobody_waiting_and_is_told_what_was_dropped() -> None:
-    pipe = Pipe(most_lines=10)
+    pipe = Pipe(most_characters=20_000)
     for i in range(1000):
         pipe.log.emit(record(f"{i} {'x' * 2000}"))  # 2 MB into a pipe of 64 KiB
     pipe.log.flush()  # ends

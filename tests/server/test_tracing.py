@@ -21,8 +21,11 @@ from typing import Any
 import pytest
 
 from support.serving import Server, begin_request, serving, until
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.outputs import OutputBuilder
+from tidemill.server.account import Account
 from tidemill.server.config import ConfigError, ServerConfig
-from tidemill.server.tracing import start_tracing
+from tidemill.server.tracing import _content, start_tracing
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 import itertools
@@ -324,6 +327,13 @@ def test_content_where_it_is_asked_for(
     }  # fmt: skip
     assert collector.resources[-1]["service.name"] == "ours"
     assert ("--log-prompts" in options) == (SECRET in server.log)
+
+
+def test_content_is_cut() -> None:
+    params = SamplingParams(max_tokens=1)
+    builder = OutputBuilder("r", "x" * 1_000_000, [1], params, None, 0.0)
+    told = _content(Account("tiny", params, [builder]))
+    assert 30_000 < len(told["gen_ai.input.messages"]) < 40_000
 
 
 def test_what_is_left_is_sent_at_the_end(tiny_chat_model: Path, collector: Collector) -> None:
