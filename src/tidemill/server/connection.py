@@ -40,11 +40,13 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        waiting = self._head_timer
         super().data_received(data)
-        if self._head_timer is None:
-            self._head_bytes = 0
-        elif self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+        if waiting is None or self._head_timer is not waiting:
+            self._head_bytes = 0  # the head is complete, or began behind another request
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
 
     def on_message_begin(self) -> None:
