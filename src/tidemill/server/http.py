@@ -25,6 +25,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 JSON = "application/json"
 SSE = "text/event-stream; charset=utf-8"
+LEAST_RATE = 1024
+"""Bytes a second of a request's body that a client sends at least, after a while."""
 
 
 class ClientGone(Exception):
@@ -77,23 +79,26 @@ class Exchange:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
-        while True:
-            try:
-                async with asyncio.timeout(self._stall_seconds):
+        begun = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(None) as limit:
+                while True:
+                    # A byte now and then would otherwise hold the connection for days.
+                    limit.reschedule(begun + self._stall_seconds + size / LEAST_RATE)
                     message = await self._receive()
-            except TimeoutError:
-                raise ApiError(
-                    408, f"the request's body did not arrive within {self._stall_seconds:g} s"
-                ) from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._max_body:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body"):
-                return b"".join(parts)
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max_body:
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request's body did not arrive within {self._stall_seconds:g} s"
+            ) from None
 
     async def read(self, kind: type[S]) -> S:
         """The body as the JSON object that ``kind`` describes. Raises ApiError."""
