@@ -45,7 +45,7 @@ def test_times_are_of_pieces_with_text() -> None:
             [
                 event({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
                 event(chat("Hel")),
-                event(chat("lo")) + event(chat(" you")),
+                event(chat("lo")) + event({"choices": None}) + event(chat(" you")),
                 event(chat(None, finish_reason="stop")) + event(USAGE) + DONE,
             ]
         )
