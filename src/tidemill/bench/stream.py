@@ -93,7 +93,7 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
             continue
         try:
             chunk = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             answer.error, answer.detail = "not_json", f"{error}: {_told(data)}"
             break
         if chunk.error is not None:
