@@ -142,6 +142,15 @@ def test_a_tier_that_never_answers_is_not_waited_for_for_ever() -> None:
     assert tier.fetches[-1].cancelled
 
 
+def test_a_tier_that_is_slow_and_goes_on_is_waited_for() -> None:
+    runner, tier, engine = tiered()
+    evicted(runner, engine)
+    tier.arriving = 1
+    result = drive(engine, [request("again", LONG, max_tokens=5)], pace=1.5)["again"]
+    assert result.tokens == runner.greedy(LONG, 5)
+    assert result.prompt.cached_tokens == 40
+
+
 @pytest.mark.parametrize("arriving", [0, 2])
 def test_a_request_is_dropped_while_its_blocks_are_on_their_way(arriving: int) -> None:
     runner, tier, engine = tiered()

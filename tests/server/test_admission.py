@@ -121,6 +121,23 @@ def test_beside_the_largest_request_there_is_a_place_for_others() -> None:
     run(main())
 
 
+def test_who_is_told_to_be_urgent() -> None:
+    async def main() -> None:
+        admission = Admission(8, 10)
+        async with (
+            admission.slot(A, 1) as first,
+            admission.slot(A, 4) as second,
+            admission.slot(B, 1) as third,
+            admission.slot(URGENT, 1) as fourth,
+            admission.slot(Tenant("c"), 1) as fifth,
+        ):
+            urgent = [grant.urgent for grant in (first, second, third, fourth, fifth)]
+            assert urgent == [False, False, True, True, False]  # not beside a class before its own
+        assert admission.running == 0
+
+    run(main())
+
+
 def test_leaving_while_waiting_or_running_frees_the_place() -> None:
     async def main() -> None:
         requests = Requests(Admission(1, 10))

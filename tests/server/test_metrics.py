@@ -188,7 +188,7 @@ def test_the_first_token_is_told_while_the_rest_is_to_come(fresh: Server) -> Non
 def test_waiting_for_a_turn_is_queue_time_and_part_of_the_rest(tiny_chat_model: Path) -> None:
     options = ("--name", "tiny", "--threads", "1", "--max-sequences", "1")
     with serving(str(tiny_chat_model), *options) as server:
-        body = REQUEST | {"max_tokens": 400}
+        body = REQUEST | {"max_tokens": 600, "n": 3}  # so long that all come while one runs
         threads = [
             threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(6)
         ]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
-from support.browsing import answering, browsing, chosen, finished, page_of, send
+from support.browsing import answering, chosen, finished, page_of, send
 from support.serving import Server
 
 DOCUMENT = """# Title
@@ -33,18 +32,6 @@ print("a line that is much too long for the width of any phone that has ever bee
 
 averyveryverylongwordwithoutanyplacetobreakitatallwhichphoneshavetocutsomewhereorscrollsideways
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as found:
-        yield found
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
-    with page_of(browser, server.url) as found:
-        yield chosen(found)
 
 
 def markup(page: Page, text: str) -> str:

@@ -171,6 +171,10 @@ def _noise(path: Path) -> None:
     path.write_bytes(np.random.default_rng(0).bytes(10_000))
 
 
+def _json(path: Path) -> None:
+    path.write_text('{"sources": 5, "identity": [1]}')
+
+
 def _directory_link(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.parent)
@@ -188,7 +192,9 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, _empty, _noise, _link, _pipe, _directory_link])
+@pytest.mark.parametrize(
+    "spoil", [Path.unlink, _empty, _noise, _json, _link, _pipe, _directory_link]
+)
 @pytest.mark.parametrize("which", ["index", "blocks", "about.json"])
 def test_spoiled_files_cost_blocks_and_nothing_else(
     which: str, spoil: Callable[[Path], None], store_home: Path
@@ -197,6 +203,7 @@ def test_spoiled_files_cost_blocks_and_nothing_else(
     write(file, *range(8))
     file.close()
     spoil(folder() / which)
+    assert len(store.list_kv()) == 1
     file = opened(slots=10)
     for n in range(8):
         try:

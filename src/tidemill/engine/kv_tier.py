@@ -26,7 +26,8 @@ from tidemill.records import dataclass
 Data = npt.NDArray[np.uint8]
 """What a block holds, as runners give and take it: (block_bytes,)."""
 
-# A fetch is given up when it takes so many times as long as expected, and so many seconds more.
+# A fetch is given up when nothing has come for so many times what all of it was expected to take,
+# and so many seconds more.
 _PATIENCE = 10.0
 _LEAST_PATIENCE = 1.0
 
@@ -76,12 +77,14 @@ class KVTier(Protocol):
 
 @dataclass(slots=True)
 class _Restoring:
-    """A sequence whose blocks, up to the ``end``-th, are being fetched, until ``deadline``."""
+    """A sequence whose blocks, up to the ``end``-th, are being fetched. The last ones came at
+    ``heard``; ``patience`` seconds later nothing more is expected."""
 
     sample: Sample
     fetch: KVFetch
     end: int
-    deadline: float
+    patience: float
+    heard: float
 
 
 class TieredKV:
@@ -128,7 +131,8 @@ class TieredKV:
             sample,
             self.tier.fetch(names),
             sample.computed // self._kv.block_size + n,
-            self._now + _LEAST_PATIENCE + _PATIENCE * seconds,
+            patience=_LEAST_PATIENCE + _PATIENCE * seconds,
+            heard=self._now,
         )
         self._coming.update(names)
         sample.restoring = True
@@ -148,7 +152,10 @@ class TieredKV:
             sample.computed = at * self._kv.block_size
             if not sample.group.prompt_done:
                 sample.group.cached_tokens = sample.computed
-            if arrived is None or at == restoring.end or now >= restoring.deadline:
+            if arrived:
+                restoring.heard = now
+            over = arrived is None or at == restoring.end
+            if over or now >= restoring.heard + restoring.patience:
                 self.stop(sample)
 
     def stop(self, sample: Sample) -> None:

@@ -21,9 +21,10 @@ from tidemill.store.kv import KVFile, open_kv_file
 log = logging.getLogger("tidemill")
 
 # Bytes that wait to be written, and that were read and wait to be taken. The first is about three
-# seconds of prompts of a small model; the second bounds what a step copies into place.
+# seconds of prompts of a small model; the second is what a step copies into place at most, which
+# takes a few milliseconds.
 _MOST_QUEUED = 64 << 20
-_MOST_READY = 8 << 20
+_MOST_READY = 32 << 20
 _WAIT_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0  # for what waits to be written
 _GUESSED_RATE = 5e8  # bytes a second
@@ -33,7 +34,7 @@ _RATE_HALF_LIFE = 60.0  # seconds after which a measured rate is believed half: 
 
 def open_tier(compiled: CompiledModel, limit: int) -> DiskTier | None:
     """The tier of a compiled model, of at most ``limit`` bytes; None, which is logged, if there can
-    be none. Raises ValueError if not even one block goes into ``limit``."""
+    be none. Raises ValueError if ``limit`` is less than two blocks."""
     opened, runner = compiled.opened, compiled.runner
     if limit < 2 * runner.block_bytes:
         raise ValueError(

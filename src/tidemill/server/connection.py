@@ -1,11 +1,20 @@
-"""HTTP connections: uvicorn's, with time limits on clients that send nothing or read nothing."""
+"""HTTP connections: uvicorn's, with limits on clients that send nothing, too much, or do not read,
+and without chunks for clients that know none."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD = 64 << 10
+"""Bytes of a request's line and header fields."""
+
+_LEAST_READ = 16 << 10
+"""Bytes of those waiting for it that a client must read within ``stall_seconds``."""
 
 
 class Connection(HttpToolsProtocol):
@@ -13,7 +22,8 @@ class Connection(HttpToolsProtocol):
 
     The head of a request must have arrived within ``stall_seconds`` of the connection's being made,
     and of having begun to arrive. Where so much has been written that the client is to read first,
-    it must have read within that time.
+    it must go on reading: a slow one may take its time, one that stands still may not. A head of
+    more than ``MAX_HEAD`` bytes is refused.
     """
 
     stall_seconds = 60.0
@@ -22,6 +32,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -32,6 +43,16 @@ class Connection(HttpToolsProtocol):
         _cancel(self._write_timer)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        waiting = self._head_timer
+        super().data_received(data)
+        if waiting is None or self._head_timer is not waiting:
+            self._head_bytes = 0  # the head is complete, or began behind another request
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._head_timer is None:
@@ -41,17 +62,39 @@ class Connection(HttpToolsProtocol):
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = partial(_send_without_chunks, self.cycle)  # type: ignore[method-assign]
 
     def pause_writing(self) -> None:
-        self._write_timer = self._abort_later()
+        self._expect_reading()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         _cancel(self._write_timer)
         super().resume_writing()
 
+    def _expect_reading(self) -> None:
+        most = self.transport.get_write_buffer_size() - _LEAST_READ
+        self._write_timer = self.loop.call_later(self.stall_seconds, self._check_reading, most)
+
+    def _check_reading(self, most: int) -> None:
+        if self.transport.get_write_buffer_size() > most:
+            self.transport.abort()
+        else:
+            self._expect_reading()
+
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, message: MutableMapping[str, Any]
+) -> None:
+    """For HTTP/1.0, which has no chunks: an answer of unknown length ends with its connection. Each
+    part's own length is told to uvicorn as what it is to expect."""
+    cycle.chunked_encoding = False
+    cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)  # type: ignore[arg-type]
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

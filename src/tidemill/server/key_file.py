@@ -17,6 +17,7 @@ What is used of tokens_per_day is not kept in it, and begins anew with the serve
 
 from __future__ import annotations
 
+import errno
 import os
 import tomllib
 from collections.abc import Mapping
@@ -67,8 +68,12 @@ class KeyFile:
         text = "\n".join(["[[tenants]]", *lines]) + "\n"
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with open(descriptor, "a", encoding="utf-8") as file:
-                file.write("\n" + text if file.tell() else text)
+            with open(descriptor, "ab", buffering=0) as file:
+                before = file.tell()
+                entry = ("\n" + text if before else text).encode()
+                if file.write(entry) < len(entry):  # half of it would spoil the others
+                    file.truncate(before)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
 

@@ -204,7 +204,7 @@ class _Run:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _on_loop_error(loop: object, context: dict[str, Any]) -> None:
     # asyncio's own handler also logs the objects, which can have a prompt in them.
     log.error("%s", context["message"], exc_info=context.get("exception"))
 

@@ -48,6 +48,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _PATH = "/v1/traces"
 _CLOSE_SECONDS = 2.0  # for what has not been sent yet
+_MOST_CHARACTERS = 1 << 15  # of a text: many spans wait for a collector that is away
 _MOST_PROMPTS = 8  # of a request with many, so many have spans of their own
 
 
@@ -247,4 +248,6 @@ def _content(account: Account) -> dict[str, str]:
 
 def _message(role: str, content: Any) -> dict[str, Any]:
     text = content if isinstance(content, str) else json.dumps(content)
+    if len(text) > _MOST_CHARACTERS:
+        text = text[:_MOST_CHARACTERS] + "…"
     return {"role": role, "parts": [{"type": "text", "content": text}]}

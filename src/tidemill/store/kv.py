@@ -136,14 +136,14 @@ class KVFile:
 
     def close(self) -> None:
         """Note which blocks were used last, and let other processes have the file; idempotent."""
-        with contextlib.suppress(OSError), self._descriptors:
+        with self._books, contextlib.suppress(OSError), self._descriptors:
             entries = bytearray(self._n_slots * _ENTRY.size)
             for used, (name, slot) in enumerate(self._slots.items(), 1):
                 at = slot * _ENTRY.size
                 _ENTRY.pack_into(entries, at, name, self._checksums[name], used)
             if self._slots:
                 _write_all(self._index, memoryview(entries), 0)
-        self._slots.clear()
+            self._slots.clear()
         self._lock.release()
 
     def _load(self) -> None:
@@ -230,7 +230,7 @@ def open_kv_file(
 def list_kv() -> list[KeptKV]:
     """The kept KV blocks of all models."""
     return [
-        KeptKV(path, tuple(map(str, about.get("sources") or ())), layout.size_of(path))
+        KeptKV(path, tuple(map(str, about.get("sources", ()))), layout.size_of(path))
         for path, about in _entries()
     ]
 
@@ -299,7 +299,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
             about = json.loads(file.read(_MOST_ABOUT_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return about if isinstance(about, dict) else {}
+    sound = isinstance(about, dict) and isinstance(about.get("sources"), list)
+    return about if sound else {}
 
 
 def _open_own(path: Path) -> int:
