@@ -137,14 +137,15 @@ struct ColumnItem {
   int begin, end;
 };
 
-// How a product's weights are cut into items: where they are read once, and where they meet several
-// blocks of rows.
+// How a product's weights are cut into items: for few rows, which wait for memory, and for many,
+// which wait for arithmetic.
 template <class Item>
 struct Cuts {
-  std::vector<Item> streamed, blocked;
+  std::vector<Item> streamed, balanced;
 
-  const std::vector<Item>& of(int row_blocks) const {
-    return row_blocks == 1 ? streamed : blocked;
+  static constexpr int kStreamedRows = 8;
+  const std::vector<Item>& of(int rows) const {
+    return rows <= kStreamedRows ? streamed : balanced;
   }
 };
 

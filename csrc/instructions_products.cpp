@@ -7,16 +7,16 @@
 namespace tidemill {
 namespace {
 
-// The weights of one item that meets several blocks of rows: small enough to balance over the team
-// and to stay in the second-level cache, large enough that taking an item costs nothing.
+// The weights of one item for many rows: small enough to balance over the team and to stay in the
+// second-level cache, large enough that taking an item costs nothing.
 constexpr std::size_t kMaxItemBytes = 96 << 10;
 constexpr std::size_t kItemsPerThread = 8;
 // The input rows, and the gated intermediate, that share the second-level cache with them.
 constexpr std::size_t kRowBlockBytes = 192 << 10;
 constexpr std::size_t kGateBytes = 128 << 10;
 constexpr int kRowMultiple = 8;
-// Where weights are read once: the part of each thread's share that the team evens out, and the
-// items that it is cut into.
+// For few rows: the part of each thread's share that the team evens out, and the items that it is
+// cut into.
 constexpr std::size_t kTailFraction = 16;
 constexpr std::size_t kTailItemsPerThread = 2;
 
@@ -26,8 +26,8 @@ std::size_t item_bytes(std::size_t total, int threads) {
                   kMaxItemBytes);
 }
 
-// Cuts [0, total) into items for weights that are read once: a long stretch for each thread, since
-// every jump costs a wait for memory, then short ones that even out who is done when.
+// Cuts [0, total) into items for few rows: a long stretch for each thread, since every jump costs a
+// wait for memory, then short ones that even out who is done when.
 std::vector<std::size_t> stream_cuts(std::size_t total, int threads) {
   const auto team = static_cast<std::size_t>(threads);
   const std::size_t stretch = total / team - total / team / kTailFraction;
@@ -39,7 +39,7 @@ std::vector<std::size_t> stream_cuts(std::size_t total, int threads) {
   return cuts;
 }
 
-// The same for weights that meet several blocks of rows: items of `size`.
+// The same for many rows: items of `size`.
 std::vector<std::size_t> even_cuts(std::size_t total, std::size_t size) {
   std::vector<std::size_t> cuts;
   for (std::size_t cut = 0; cut < total; cut += size) cuts.push_back(cut);
@@ -188,7 +188,7 @@ void Product::run(const Step& step, Worker& worker) {
 void Product::run_plain(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
   const RowBlocks blocks(n, row_block_);
-  const std::vector<TileItem>& cut = tiles_.of(blocks.count);
+  const std::vector<TileItem>& cut = tiles_.of(n);
   const int n_cut = static_cast<int>(cut.size());
   const int items = blocks.count * n_cut;
   for (int item = worker.rank; item < items; item = tickets.take()) {
@@ -212,7 +212,7 @@ void Product::run_plain(const Step& step, Worker& worker) {
 void Product::run_gated(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
   const RowBlocks blocks(n, row_block_);
-  const std::vector<ColumnItem>& cut = columns_.of(blocks.count);
+  const std::vector<ColumnItem>& cut = columns_.of(n);
   const int n_cut = static_cast<int>(cut.size());
   const int items = blocks.count * n_cut;
   for (int item = worker.rank; item < items; item = tickets.take()) {
