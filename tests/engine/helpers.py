@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tidemill.engine.base import (
+    NO_OUTPUT,
+    EmbeddingEvent,
     EngineConfig,
     ErrorEvent,
     Event,
@@ -16,6 +18,7 @@ from tidemill.engine.base import (
 )
 from tidemill.engine.engine import Engine
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 
 
 @dataclass
@@ -30,12 +33,15 @@ class Sample:
 class Result:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt: PromptEvent | None = None
+    embedding: EmbeddingEvent | None = None
     error: ErrorEvent | None = None
 
     @property
     def done(self) -> bool:
-        return self.error is not None or (
-            bool(self.samples) and all(s.finish is not None for s in self.samples.values())
+        return (
+            self.error is not None
+            or self.embedding is not None
+            or (bool(self.samples) and all(s.finish is not None for s in self.samples.values()))
         )
 
     @property
@@ -53,7 +59,12 @@ class Collector:
         for event in events:
             result = self.results.setdefault(event.request_id, Result())
             assert result.error is None, f"{event} follows an error"
+            assert result.embedding is None, f"{event} follows the end"
             match event:
+                case EmbeddingEvent():
+                    assert not result.samples
+                    assert result.prompt is None
+                    result.embedding = event
                 case ErrorEvent():
                     result.error = event
                 case PromptEvent():
@@ -118,6 +129,12 @@ def request(
     params.setdefault("temperature", 0.0)
     params.setdefault("max_tokens", 16)
     return Request(id, tuple(prompt), SamplingParams(**params), priority=priority, salt=salt)
+
+
+def embedding(
+    id: str, prompt: Iterable[int], pooling: Pooling = "mean", *, priority: int = 0, salt: str = ""
+) -> Request:
+    return Request(id, tuple(prompt), NO_OUTPUT, priority=priority, salt=salt, pooling=pooling)
 
 
 def make_engine(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.step_time import StepCosts
 from tidemill.records import dataclass
 
@@ -47,12 +48,14 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued ``params.n`` times.
+    """One prompt to be continued ``params.n`` times, or to be embedded.
 
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
-    ``constraint``: what its answers must look like, at their start.
+    ``constraint``: what its answers must look like, at their start. ``pooling``: nothing is
+    generated; the prompt's hidden states are pooled to the vector of an EmbeddingEvent. ``params``
+    are NO_OUTPUT then.
     """
 
     id: str
@@ -62,6 +65,10 @@ class Request:
     salt: str = ""
     continues_text: bool = False
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
+
+
+NO_OUTPUT = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,17 @@ class FinishEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingEvent:
+    """All there is to tell of an embedding request, which has ended. ``vector``: float32
+    (d_model,), as it was pooled, not normalised. ``cached_tokens`` as in PromptEvent."""
+
+    request_id: str
+    prompt_tokens: int
+    cached_tokens: int
+    vector: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorEvent:
     """The request failed and holds nothing any more; the others go on."""
 
@@ -124,7 +142,7 @@ class ErrorEvent:
     message: str
 
 
-Event = TokenEvent | PromptEvent | FinishEvent | ErrorEvent
+Event = TokenEvent | PromptEvent | FinishEvent | EmbeddingEvent | ErrorEvent
 
 
 @dataclass(frozen=True, slots=True)

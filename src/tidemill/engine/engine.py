@@ -13,13 +13,16 @@ import secrets
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tidemill.backends.base import Runner
 from tidemill.engine.base import (
+    NO_OUTPUT,
     Aside,
+    EmbeddingEvent,
     EngineConfig,
     EngineStats,
     ErrorEvent,
@@ -35,6 +38,7 @@ from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestEr
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
+from tidemill.engine.pooling import Pool, Pooling
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
 from tidemill.engine.scheduler import Scheduler
 from tidemill.engine.sequence import Group, Sequence
@@ -208,6 +212,12 @@ class Engine:
             ) from None
         if not prompt:
             raise RequestError("the prompt has no tokens", param="prompt")
+        if request.pooling not in (None, *get_args(Pooling)):
+            raise RequestError(
+                f"pooling must be 'mean' or 'last', not {request.pooling!r}", param="pooling"
+            )
+        if request.pooling is not None and params != NO_OUTPUT:
+            raise RequestError("an embedding has no sampling parameters", param="pooling")
         for name, ids in (
             ("prompt", prompt), ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", tuple(params.logit_bias)),
@@ -378,13 +388,14 @@ class Engine:
         the other samples start from it, and this gives their first tokens."""
         sequence, group = span.sequence, span.sequence.group
         params = group.params
+        if sequence.pool is not None:
+            self._embed(span, sequence.pool)
+            return []
         if span.first_row >= 0 and not self._score_prompt(span, logits):
             return []
         if sequence.computed < sequence.n_prompt:
             return []
-        group.prompt_done = True
-        self._stats.prompt_tokens += sequence.n_prompt
-        self._stats.cached_prompt_tokens += group.cached_tokens
+        self._count_prompt(sequence)
         scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
         self._events.append(
@@ -401,6 +412,27 @@ class Engine:
         if pairs := [copy for copy in copies if copy is not None]:
             self._runner.copy_blocks(pairs)
         return choices
+
+    def _embed(self, span: Span, pool: Pool) -> None:
+        """Take in the hidden states of ``span``; with the last of them the request has ended."""
+        sequence, group = span.sequence, span.sequence.group
+        pool.add(self._runner.hidden()[slice(*span.hidden)])
+        if sequence.computed < sequence.n_prompt:
+            return
+        vector = pool.vector()
+        if not np.isfinite(vector).all():
+            self._fail(group, "the model gave hidden states that are not finite numbers")
+            return
+        self._count_prompt(sequence)
+        self._close(group)
+        self._events.append(
+            EmbeddingEvent(group.request.id, sequence.n_prompt, group.cached_tokens, vector)
+        )
+
+    def _count_prompt(self, sequence: Sequence) -> None:
+        sequence.group.prompt_done = True
+        self._stats.prompt_tokens += sequence.n_prompt
+        self._stats.cached_prompt_tokens += sequence.group.cached_tokens
 
     def _score_prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> bool:
         """Note the log-probabilities of the prompt tokens that follow those of ``span``, which

@@ -136,7 +136,7 @@ class Scheduler:
         if self.prefix_caching:
             size = self.kv.block_size
             first, last = before // size, sequence.computed // size
-            if last > first:
+            if last > first and not sequence.averaged:
                 hashes = sequence.hash_blocks(last, size, self.model_id)
                 for i in range(first, last):
                     self.kv.commit(sequence.blocks[i], hashes[i])
@@ -212,6 +212,8 @@ class Scheduler:
         victim.computed = 0
         if not victim.group.prompt_done:
             victim.group.prompt_logprobs.clear()
+        if victim.pool is not None:
+            victim.pool.clear()
         self.add(victim)
 
     def _stop(self, sequence: Sequence) -> None:
@@ -302,8 +304,8 @@ class Scheduler:
         """The cached blocks that ``sequence`` can start on, and how many more it needs."""
         size = self.kv.block_size
         hit: list[int] = []
-        if self.prefix_caching and not sequence.wants_prompt_logprobs:
-            # The last token is always computed, since its logits are needed.
+        if self.prefix_caching and not (sequence.wants_prompt_logprobs or sequence.averaged):
+            # The last token is always computed, since its logits or hidden state are needed.
             full = (len(sequence.tokens) - 1) // size
             hit = self.kv.match(sequence.hash_blocks(full, size, self.model_id))
         every = sequence.preemptions >= self.max_preemptions

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from tidemill import text  # its members load on first use: plain prompts need no Jinja
 from tidemill.backends.base import KVDtype
-from tidemill.engine.base import Constraint, Request
+from tidemill.engine.base import NO_OUTPUT, Constraint, Request
 from tidemill.engine.engine import Engine
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams, as_integer, as_number
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.speculation import MAX_DRAFT
 from tidemill.llm.aside import AsideThread
 from tidemill.llm.draft import open_draft
-from tidemill.llm.driver import Driver, OnEnd
+from tidemill.llm.driver import Driver
+from tidemill.llm.embeddings import EmbeddingOutput, check_dimensions, choose_pooling, fit_text
 from tidemill.llm.loading import (
     BackendName,
     CompiledModel,
@@ -28,7 +30,7 @@ from tidemill.llm.loading import (
     open_model,
     start_engine,
 )
-from tidemill.llm.outputs import OutputBuilder
+from tidemill.llm.outputs import OutputBuilder, RequestMetrics
 from tidemill.llm.prompts import (
     Conversation,
     PreparedPrompt,
@@ -128,6 +130,14 @@ class Prepared:
 
     request: Request
     builder: OutputBuilder
+
+
+@dataclass(slots=True)
+class PreparedEmbedding:
+    """The same of a text to embed."""
+
+    request: Request
+    output: EmbeddingOutput
 
 
 class Core:
@@ -317,10 +327,38 @@ class Core:
         )
         return Prepared(request, builder)
 
-    def submit(self, prepared: Prepared, on_end: OnEnd = lambda: None) -> None:
-        """Queue a request; ``on_end`` is called when it has ended. Raises RequestError (a
-        ValueError) if it can never be served, QueueFullError if too many wait."""
-        self.driver.submit(prepared.request, prepared.builder.push, on_end)
+    def prepare_embedding(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None,
+        *,
+        dimensions: int | None,
+        truncate: int | None,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> PreparedEmbedding:
+        """A text to embed, as a request for the engine. Raises RequestError."""
+        arrival = self.driver.clock()
+        check_dimensions(dimensions, self.compiled.opened.model.config.d_model)
+        if not isinstance(request_id, str | None):
+            raise ValueError(f"request_id must be a string, not {request_id!r}")
+        ids = fit_text(
+            prepare(prompt, self.tokenizer).token_ids,
+            context=self.driver.engine.max_context,
+            truncate=truncate,
+            end_ids=self.tokenizer.eos_ids,
+        )
+        request = Request(
+            id=str(next(self._ids)),
+            prompt_token_ids=tuple(ids),
+            params=NO_OUTPUT,
+            priority=priority,
+            salt=salt,
+            pooling=choose_pooling(pooling, self.compiled.opened.checkpoint),
+        )
+        name = request.id if request_id is None else request_id
+        return PreparedEmbedding(request, EmbeddingOutput(name, ids, RequestMetrics(arrival)))
 
     def render_chat(
         self,

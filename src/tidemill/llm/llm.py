@@ -11,8 +11,15 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
+from tidemill.engine.base import Request
 from tidemill.engine.params import SamplingParams
-from tidemill.llm.core import Core, LoadOptions, Prepared
+from tidemill.engine.pooling import Pooling
+from tidemill.llm.core import Core, LoadOptions
+from tidemill.llm.driver import Inbox
+from tidemill.llm.embeddings import shape_vector
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, as_conversations, as_list
 from tidemill.text.base import Tokenizer
@@ -89,6 +96,39 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """A vector for every prompt: float32 (prompts, dimensions), in their order.
+
+        It is made of the model's last hidden states, after the output norm: with ``pooling`` "mean"
+        their mean over all tokens, with "last" that of the last token (None: what the model's file
+        says, or "mean"). ``dimensions``: only so many of the first. ``normalize``: to length 1.
+        A prompt that is too long is an error, unless ``truncate_prompt_tokens`` says how many of
+        its first tokens to take (-1: as many as fit).
+        Raises ValueError for anything invalid before anything runs, RuntimeError if a prompt
+        failed later.
+        """
+        self._core.check_open()
+        requests = [
+            self._core.prepare_embedding(
+                prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens
+            )
+            for prompt in as_list(prompts)
+        ]
+        self._finish([(r.request, r.output.push) for r in requests], use_tqdm)
+        width = self._core.compiled.opened.model.config.d_model
+        vectors = [request.output.result() for request in requests]
+        pooled = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+        return shape_vector(pooled, dimensions=dimensions, normalize=normalize)
+
     def stream(
         self, prompt: Prompt | PreparedPrompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
@@ -100,7 +140,7 @@ class LLM:
         """
         self._core.check_open()
         prepared = self._core.prepare(prompt, sampling_params or SamplingParams())
-        self._core.submit(prepared)
+        self._core.driver.submit(prepared.request, prepared.builder.push)
         try:
             while True:
                 # Steps made for others bring this request on as well, from other threads too.
@@ -113,7 +153,7 @@ class LLM:
                 with _InterruptsHeld():
                     self._core.driver.step()
         finally:
-            self._drop([prepared])
+            self._drop([prepared.request])
 
     def stream_chat(
         self,
@@ -154,11 +194,16 @@ class LLM:
         requests = [
             self._core.prepare(prompt, p) for prompt, p in zip(prompts, params, strict=True)
         ]
-        ended: list[Prepared] = []
+        self._finish([(r.request, r.builder.push) for r in requests], use_tqdm)
+        return [request.builder.snapshot() for request in requests]
+
+    def _finish(self, requests: Sequence[tuple[Request, Inbox]], use_tqdm: bool) -> None:
+        """Run requests together until all have ended; their events go to their inboxes."""
+        ended: list[Request] = []
         try:
             with _progress_bar(len(requests), use_tqdm) as bar, _InterruptsHeld() as interrupts:
-                for request in requests:
-                    self._core.submit(request, partial(ended.append, request))
+                for request, inbox in requests:
+                    self._core.driver.submit(request, inbox, partial(ended.append, request))
                     interrupts.let_through()
                 while len(ended) < len(requests):
                     self._core.driver.step()
@@ -166,15 +211,14 @@ class LLM:
                     if bar is not None:
                         bar.update(len(ended) - bar.n)
         except BaseException:
-            self._drop(requests)
+            self._drop([request for request, _ in requests])
             raise
-        return [request.builder.snapshot() for request in requests]
 
-    def _drop(self, requests: Sequence[Prepared]) -> None:
+    def _drop(self, requests: Sequence[Request]) -> None:
+        """Drop those that have not ended."""
         with _InterruptsHeld():
-            for prepared in requests:
-                if not prepared.builder.finished:
-                    self._core.driver.abort(prepared.request.id)
+            for request in requests:
+                self._core.driver.abort(request.id)
 
 
 def _per_prompt(

@@ -140,7 +140,7 @@ class OutputBuilder:
                 self._finish(event)
             elif isinstance(event, PromptEvent):
                 self._prompt(event, now)
-            else:
+            elif isinstance(event, ErrorEvent):
                 self._error(event)
         if self.output.finished and self.output.metrics.finished_time is None:
             self.output.metrics.finished_time = now

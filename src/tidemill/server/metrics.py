@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidemill.engine.base import EngineStats
+from tidemill.llm.embeddings import EmbeddingOutput
 from tidemill.llm.outputs import RequestOutput
 
 _TTFT = (
@@ -70,14 +71,25 @@ class Metrics:
         times = output.metrics
         if times.time_to_first_token is not None:
             self._ttft.labels(model).observe(times.time_to_first_token)
+        if self._observe_end(model, output):
+            for out in output.outputs:
+                self._generated.labels(model).observe(len(out.token_ids))
+                self._finished.labels(model, out.finish_reason or "abort").inc()
+
+    def observe_embedding(self, model: str, output: EmbeddingOutput) -> None:
+        """A text has been embedded, or that was given up."""
+        if self._observe_end(model, output):
+            self._finished.labels(model, "stop").inc()
+
+    def _observe_end(self, model: str, output: RequestOutput | EmbeddingOutput) -> bool:
+        """Whether it ended well; if not, that has been counted."""
+        times = output.metrics
         if times.finished_time is None or output.error is not None:
             self._finished.labels(model, "error" if output.error else "abort").inc()
-            return
+            return False
         self._e2e.labels(model).observe(times.finished_time - times.arrival_time)
         self._prompt.labels(model).observe(len(output.prompt_token_ids))
-        for out in output.outputs:
-            self._generated.labels(model).observe(len(out.token_ids))
-            self._finished.labels(model, out.finish_reason or "abort").inc()
+        return True
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

@@ -11,21 +11,24 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from tidemill.engine.base import EngineStats, Request, TokenEvent
+from tidemill.engine.base import NO_OUTPUT, EngineStats, Request
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
+from tidemill.llm.embeddings import EmbeddingOutput
 from tidemill.llm.loading import OpenModel, open_model
-from tidemill.llm.outputs import OutputBuilder, RequestOutput
+from tidemill.llm.outputs import OutputBuilder, RequestMetrics
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.admission import Admission
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable
 from tidemill.server.prompting import Prompting
-from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
+from tidemill.server.running import Embedding, Generation, Meter
+from tidemill.server.worker_process import WorkerProcess
 
 log = logging.getLogger("tidemill.server")
 
@@ -36,16 +39,6 @@ _STABLE_SECONDS = 60.0  # a worker that lived that long starts the delays anew
 
 OnStage = Callable[[str, str, float], None]
 """Told (model, stage, how much of it is done) while models load."""
-
-
-class Meter(Protocol):
-    """Told what a request is given."""
-
-    def prompt(self, tokens: int) -> None:
-        """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
-
-    def output(self, tokens: int, gap: float | None) -> None:
-        """So many tokens more, ``gap`` seconds after the ones before; None for the first."""
 
 
 class LoadedModel:
@@ -107,77 +100,22 @@ class LoadedModel:
         mailbox = await self.worker.submit(request)
         return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
-
-class Generation:
-    """The answer to one request as it comes. Leaving it early needs ``aclose``.
-
-    After ``seconds`` the request is ended, with an error.
-    """
-
-    def __init__(
+    async def embed(
         self,
-        worker: WorkerProcess,
-        request: Request,
-        mailbox: Mailbox,
-        builder: OutputBuilder,
+        request_id: str,
+        token_ids: Sequence[int],
+        pooling: Pooling,
         *,
+        priority: int,
+        salt: str,
         seconds: float,
         meter: Meter,
-    ) -> None:
-        self.builder = builder
-        self._worker = worker
-        self._events = worker.events(request, mailbox)
-        self._meter = meter
-        self._seconds = seconds
-        self._late = False
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
-
-    async def deltas(self) -> AsyncIterator[RequestOutput]:
-        """What is new, as often as there is something."""
-        async for batches in self._events:
-            self._push(batches)
-            delta = self.builder.delta()
-            if delta.outputs or delta.finished:
-                yield delta
-
-    async def whole(self) -> RequestOutput:
-        """All of it. Raises ApiError if it failed."""
-        async for batches in self._events:
-            self._push(batches)
-        if (failure := self.failure) is not None:
-            raise failure
-        return self.builder.snapshot()
-
-    @property
-    def failure(self) -> ApiError | None:
-        """What to tell if the request failed after it had been accepted."""
-        message = self.builder.output.error
-        if message is None:
-            return None
-        if self._late:
-            return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
-        if self._worker.ended.done():
-            return ApiError(503, message, code="model_unavailable", retry_after=2)
-        return ApiError(500, message, code="generation_failed")
-
-    async def aclose(self) -> None:
-        self._deadline.cancel()
-        await self._events.aclose()
-
-    def _expire(self, request_id: str) -> None:
-        self._late = True
-        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
-
-    def _push(self, batches: Batches) -> None:
-        output = self.builder.output
-        times = output.metrics
-        for events, now in batches:
-            done, before = times.prompt_done_time, times.last_token_time
-            self.builder.push(events, now)
-            if done is None and times.prompt_done_time is not None:
-                self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
-            if tokens := sum(isinstance(event, TokenEvent) for event in events):
-                self._meter.output(tokens, None if before is None else now - before)
+    ) -> Embedding:
+        """Queue a text to embed. Raises what ``generate`` does."""
+        request = Request(request_id, tuple(token_ids), NO_OUTPUT, priority, salt, pooling=pooling)
+        output = EmbeddingOutput(request_id, token_ids, RequestMetrics(time.monotonic()))
+        mailbox = await self.worker.submit(request)
+        return Embedding(self.worker, request, mailbox, output, seconds=seconds, meter=meter)
 
 
 class Entry:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
+from tidemill.llm.embeddings import EmbeddingOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
@@ -16,7 +19,11 @@ from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
 from tidemill.server.keys import Tenant
 from tidemill.server.metrics import Metrics
-from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.models import LoadedModel, Models
+from tidemill.server.running import Generation
+
+_EMBEDDING_SHARE = 4
+"""A request for embeddings has at most one of so many parts of a model's places."""
 
 
 class Service:
@@ -58,9 +65,76 @@ class Service:
     ) -> AsyncIterator[list[Generation]]:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
-        name, tenant = model.config.name, exchange.tenant
+        name = model.config.name
+        async with AsyncExitStack() as stack:
+            sequences = len(prompts) * params.n_samples
+            turn = await stack.enter_async_context(self._turn(exchange, model, sequences, priority))
+            begun: list[Generation] = []
+            for prompt in prompts:
+                generation = await model.generate(
+                    uuid.uuid4().hex, prompt, params, priority=turn.priority, salt=salt,
+                    seconds=turn.seconds_left, meter=turn.meter,
+                )  # fmt: skip
+                stack.push_async_callback(generation.aclose)
+                begun.append(generation)
+            try:
+                yield begun
+            finally:
+                for generation in begun:
+                    self.metrics.observe(name, generation.builder.output)
+
+    async def embed(
+        self,
+        exchange: Exchange,
+        model: LoadedModel,
+        texts: Sequence[Sequence[int]],
+        pooling: Pooling,
+        *,
+        priority: int,
+        salt: str,
+    ) -> list[EmbeddingOutput]:
+        """The vector of each text (of at least one token each). However many there are, only a few
+        are with the engine at a time: others' requests are not to wait for all of them. Raises
+        Overloaded, RequestError, ApiError."""
+        name = model.config.name
+        steps_of_work = 2 * model.config.max_batch_tokens * len(texts)
+        at_once = min(
+            len(texts),
+            max(1, model.admission.capacity // _EMBEDDING_SHARE),
+            max(1, steps_of_work // sum(map(len, texts))),
+        )
+        outputs: dict[int, EmbeddingOutput] = {}
+        left = iter(enumerate(texts))
+
+        async def embed_some(turn: _Turn) -> None:
+            for i, text in left:
+                embedding = await model.embed(
+                    uuid.uuid4().hex, text, pooling, priority=turn.priority, salt=salt,
+                    seconds=turn.seconds_left, meter=turn.meter,
+                )  # fmt: skip
+                try:
+                    outputs[i] = await embedding.whole()
+                finally:
+                    self.metrics.observe_embedding(name, embedding.output)
+                    await embedding.aclose()
+
+        async with self._turn(exchange, model, at_once, priority) as turn:
+            tasks = [asyncio.ensure_future(embed_some(turn)) for _ in range(at_once)]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [outputs[i] for i in range(len(texts))]
+
+    @asynccontextmanager
+    async def _turn(
+        self, exchange: Exchange, model: LoadedModel, sequences: int, priority: int
+    ) -> AsyncIterator[_Turn]:
+        """Wait for this request's turn. Raises Overloaded, ApiError 504."""
+        tenant = exchange.tenant
         deadline = exchange.started + self.config.request_seconds
-        sequences = len(prompts) * params.n_samples
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -72,20 +146,21 @@ class Service:
                     504, f"it was not this request's turn within {self.config.request_seconds:g} s",
                     code="deadline_exceeded", kind="timeout_error",
                 ) from None  # fmt: skip
-            begun: list[Generation] = []
-            for prompt in prompts:
-                generation = await model.generate(
-                    uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
-                    salt=salt, seconds=deadline - time.monotonic(),
-                    meter=_Meter(self.metrics, name, grant),
-                )  # fmt: skip
-                stack.push_async_callback(generation.aclose)
-                begun.append(generation)
-            try:
-                yield begun
-            finally:
-                for generation in begun:
-                    self.metrics.observe(name, generation.builder.output)
+            meter = _Meter(self.metrics, model.config.name, grant)
+            yield _Turn(tenant.priority + priority, deadline, meter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A request that may begin: its priority in the engine, until when it must end, its meter."""
+
+    priority: int
+    deadline: float
+    meter: _Meter
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
 
 
 class _Meter:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tidemill.engine.base import (
+    EmbeddingEvent,
     EngineStats,
     ErrorEvent,
     Event,
@@ -107,16 +109,20 @@ def pack_request(request: Request) -> list[Any]:
         request.priority,
         request.salt,
         request.continues_text,
+        request.pooling,
     ]
 
 
 def unpack_request(packed: Sequence[Any]) -> Request:
-    id_, prompt, values, priority, salt, continues_text = packed
+    id_, prompt, values, priority, salt, continues_text, pooling = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
     if values["grammar"] is not None:
         values["grammar"] = Grammar(*values["grammar"])
-    return Request(id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text)
+    return Request(
+        id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text,
+        pooling=pooling,
+    )  # fmt: skip
 
 
 # ---- errors
@@ -147,7 +153,7 @@ def unpack_error(packed: Sequence[Any]) -> Exception:
 
 # ---- events
 
-_TOKEN, _PROMPT, _FINISH, _ERROR = range(4)
+_TOKEN, _PROMPT, _FINISH, _EMBEDDING, _ERROR = range(5)
 
 
 def _pack_scores(scores: Sequence[TokenLogprob] | None) -> list[tuple[int, float, int]] | None:
@@ -173,6 +179,11 @@ def pack_event(event: Event) -> list[Any]:
         scores_of = event.logprobs
         packed = None if scores_of is None else [_pack_scores(s) for s in scores_of]
         return [_PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed]
+    if isinstance(event, EmbeddingEvent):
+        return [
+            _EMBEDDING, event.request_id, event.prompt_tokens, event.cached_tokens,
+            event.vector.tobytes(),
+        ]  # fmt: skip
     return [_ERROR, event.request_id, event.message]
 
 
@@ -189,6 +200,10 @@ def unpack_event(packed: Sequence[Any]) -> Event:
         if packed_scores is not None:
             scores_of = tuple(_unpack_scores(s) for s in packed_scores)
         return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of)
+    if kind == _EMBEDDING:
+        prompt_tokens, cached_tokens, data = fields
+        vector = np.frombuffer(data, np.float32)
+        return EmbeddingEvent(request_id, prompt_tokens, cached_tokens, vector)
     return ErrorEvent(request_id, *fields)
 
 

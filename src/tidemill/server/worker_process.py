@@ -14,7 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tidemill.engine.base import EngineStats, ErrorEvent, Event, FinishEvent, Request
+from tidemill.engine.base import (
+    EmbeddingEvent,
+    EngineStats,
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    Request,
+)
 from tidemill.server.errors import ModelUnavailable
 from tidemill.server.wire import (
     Frames,
@@ -61,7 +68,7 @@ class Mailbox:
             self._posted.append(([event], now))
         if isinstance(event, FinishEvent):
             self._unfinished -= 1
-        elif isinstance(event, ErrorEvent):
+        elif isinstance(event, EmbeddingEvent | ErrorEvent):
             self._unfinished = 0
         self._arrived.set()
 

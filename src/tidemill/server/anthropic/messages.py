@@ -16,7 +16,8 @@ from tidemill.server.anthropic.errors import error_body
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tidemill.server.errors import renaming
 from tidemill.server.http import Exchange, sse
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
+from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import (
     CallArguments,

@@ -15,11 +15,12 @@ from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import Exchange, encode
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.ollama.catalogue import served_name, timestamp
 from tidemill.server.ollama.errors import error_body
 from tidemill.server.ollama.options import Options
-from tidemill.server.ollama.requests import ChatRequest, GenerateRequest
+from tidemill.server.ollama.requests import ChatRequest, GenerateRequest, nanoseconds
+from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import Message, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news
@@ -174,15 +175,10 @@ class Answer:
         return {
             "done": True,
             "done_reason": "length" if out.finish_reason == "length" else "stop",
-            "total_duration": _nanoseconds(now - self._began),
-            "load_duration": _nanoseconds(self._load_seconds),
+            "total_duration": nanoseconds(now - self._began),
+            "load_duration": nanoseconds(self._load_seconds),
             "prompt_eval_count": counts.prompt,
-            "prompt_eval_duration": _nanoseconds(read - times.arrival_time),
+            "prompt_eval_duration": nanoseconds(read - times.arrival_time),
             "eval_count": counts.generated,
-            "eval_duration": _nanoseconds((times.last_token_time or read) - read),
+            "eval_duration": nanoseconds((times.last_token_time or read) - read),
         }
-
-
-def _nanoseconds(seconds: float) -> int:
-    """At least one: clients divide by it."""
-    return max(1, round(seconds * 1e9))

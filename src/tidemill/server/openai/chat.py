@@ -13,9 +13,10 @@ from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import DONE, Exchange, sse
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
 from tidemill.server.openai.sampling import SamplingFields
+from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import CallArguments, CallBegin, Content, Reasoning, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news, tool_use

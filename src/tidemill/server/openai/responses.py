@@ -15,9 +15,10 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import check_only, renaming
 from tidemill.server.http import Exchange
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.openai.response_input import as_chat
 from tidemill.server.openai.response_items import Items
+from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import Content
 from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
