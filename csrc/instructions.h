@@ -126,9 +126,26 @@ struct ProductInput {
   bool gather = false;
 };
 
-// The tiles of one part that a thread takes as one item.
+// Tiles of one part, and those of several parts that a thread takes as one item.
 struct TileRange {
   int part, begin, end;
+};
+using TileItem = std::vector<TileRange>;
+
+// Columns of a gated product's result that a thread takes as one item.
+struct ColumnItem {
+  int begin, end;
+};
+
+// How a product's weights are cut into items: where they are read once, and where they meet several
+// blocks of rows.
+template <class Item>
+struct Cuts {
+  std::vector<Item> streamed, blocked;
+
+  const std::vector<Item>& of(int row_blocks) const {
+    return row_blocks == 1 ? streamed : blocked;
+  }
 };
 
 // act(gate) * up of the two halves of a product, made tile by tile, so that the product itself
@@ -152,6 +169,9 @@ class Product final : public Instruction {
  private:
   void run_plain(const Step& step, Worker& worker);
   void run_gated(const Step& step, Worker& worker);
+  // The gated result's `columns` for rows [row, row + count), at most gate_columns_ of them.
+  void multiply_gated(const Step& step, const Worker& worker, const ColumnItem& columns, int row,
+                      int count) const;
   // The product of `tiles` for rows [row, row + count), at out[row of the call][column].
   void multiply(const Step& step, const Worker& worker, const TileRange& tiles, int row, int count,
                 float* out, std::ptrdiff_t out_stride) const;
@@ -162,9 +182,10 @@ class Product final : public Instruction {
   View out_;
   float softcap_;
   std::optional<ProductGate> gate_;
-  std::vector<TileRange> ranges_;  // without a gate: what there is to compute, cut into items
+  Cuts<TileItem> tiles_;      // without a gate
+  Cuts<ColumnItem> columns_;  // with one
   int row_block_;         // rows whose input stays in the second-level cache
-  int gate_columns_ = 0;  // columns of one gated item
+  int gate_columns_ = 0;  // gated columns that are computed together
 };
 
 // out[j] = x_j @ W[ids[j]]^T for the k experts of every row, grouped by expert.
@@ -188,7 +209,7 @@ class ExpertProduct final : public Instruction {
   View out_;
   int width_;
   int n_experts_;
-  std::vector<TileRange> ranges_;  // of each expert
+  std::vector<TileItem> items_;  // of each expert
 };
 
 // ---- attention

@@ -15,6 +15,10 @@ constexpr std::size_t kItemsPerThread = 8;
 constexpr std::size_t kRowBlockBytes = 192 << 10;
 constexpr std::size_t kGateBytes = 128 << 10;
 constexpr int kRowMultiple = 8;
+// Where weights are read once: what is left of a thread's share for the team to even out, and the
+// items that it is cut into.
+constexpr std::size_t kTailFraction = 16;
+constexpr std::size_t kTailItemsPerThread = 2;
 
 // Bytes of weights in one item of a product that reads `total` bytes of them.
 std::size_t item_bytes(std::size_t total, int threads) {
@@ -22,19 +26,66 @@ std::size_t item_bytes(std::size_t total, int threads) {
                   kMaxItemBytes);
 }
 
-// All tiles of all parts, in ranges of about `bytes` bytes.
-std::vector<TileRange> cut_tiles(const std::vector<ProductPart>& parts, std::size_t bytes) {
-  std::vector<TileRange> ranges;
-  for (std::size_t p = 0; p < parts.size(); ++p) {
-    const Matrix& matrix = parts[p].matrix;
-    const int tiles = (matrix.rows + kTileRows - 1) / kTileRows;
-    const std::size_t tile = packed_tile_bytes(matrix.type, matrix.cols);
-    const int step = std::max(1, static_cast<int>(bytes / tile));
-    for (int begin = 0; begin < tiles; begin += step) {
-      ranges.push_back({static_cast<int>(p), begin, std::min(begin + step, tiles)});
+// Cuts [0, total) for the items of one pass over weights: first one long stretch for each thread, for
+// memory is read fastest in one stream, then short ones that even out who is done when.
+std::vector<std::size_t> stream_cuts(std::size_t total, int threads) {
+  const auto team = static_cast<std::size_t>(threads);
+  const std::size_t stretch = total / team - total / team / kTailFraction;
+  std::vector<std::size_t> cuts;
+  for (std::size_t rank = 0; rank <= team; ++rank) cuts.push_back(rank * stretch);
+  const std::size_t tail = total - team * stretch;
+  const std::size_t items = kTailItemsPerThread * team;
+  for (std::size_t i = 1; i <= items; ++i) cuts.push_back(team * stretch + tail * i / items);
+  return cuts;
+}
+
+// The same in items of about `size`.
+std::vector<std::size_t> even_cuts(std::size_t total, std::size_t size) {
+  std::vector<std::size_t> cuts;
+  for (std::size_t cut = 0; cut < total; cut += size) cuts.push_back(cut);
+  cuts.push_back(total);
+  return cuts;
+}
+
+std::size_t total_bytes(const std::vector<ProductPart>& parts) {
+  std::size_t total = 0;
+  for (const ProductPart& part : parts) total += part.matrix.bytes;
+  return total;
+}
+
+// The tiles that begin in each of the stretches of bytes between `cuts`, all parts one after another.
+std::vector<TileItem> cut_tiles(const std::vector<ProductPart>& parts,
+                                const std::vector<std::size_t>& cuts) {
+  std::vector<TileItem> items;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    TileItem item;
+    std::size_t start = 0;
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const Matrix& matrix = parts[p].matrix;
+      const std::size_t tile = packed_tile_bytes(matrix.type, matrix.cols);
+      const auto tiles_before = [&](std::size_t cut) {
+        const std::size_t within = std::clamp(cut, start, start + matrix.bytes) - start;
+        const int tiles = (matrix.rows + kTileRows - 1) / kTileRows;
+        return std::min(static_cast<int>((within + tile - 1) / tile), tiles);
+      };
+      const int begin = tiles_before(cuts[i]);
+      const int end = tiles_before(cuts[i + 1]);
+      if (begin < end) item.push_back({static_cast<int>(p), begin, end});
+      start += matrix.bytes;
     }
+    if (!item.empty()) items.push_back(std::move(item));
   }
-  return ranges;
+  return items;
+}
+
+// Columns of a gated product's result, of cuts in groups.
+std::vector<ColumnItem> cut_columns(const std::vector<std::size_t>& cuts) {
+  std::vector<ColumnItem> items;
+  for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+    const auto column = [](std::size_t group) { return static_cast<int>(group) * kGroup; };
+    if (cuts[i] < cuts[i + 1]) items.push_back({column(cuts[i]), column(cuts[i + 1])});
+  }
+  return items;
 }
 
 // Rows that fit `bytes`, a whole number of the kernels' tiles.
@@ -73,12 +124,9 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
       out_(out),
       softcap_(softcap),
       gate_(gate) {
-  std::size_t total = 0;
+  const std::size_t total = total_bytes(parts_);
   std::size_t row = 0;
-  for (const ProductPart& part : parts_) {
-    total += part.matrix.bytes;
-    row = std::max(row, input_row_bytes(part.matrix));
-  }
+  for (const ProductPart& part : parts_) row = std::max(row, input_row_bytes(part.matrix));
   const std::size_t bytes = item_bytes(total, limits.threads);
   row_block_ = rows_within(kRowBlockBytes, row);
   if (gate_) {
@@ -88,8 +136,12 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
     gate_columns_ = std::min({groups * kGroup, 128, gate_->width});
     const std::size_t gate_row = static_cast<std::size_t>(2 * gate_columns_) * sizeof(float);
     row_block_ = std::min(row_block_, rows_within(kGateBytes, gate_row));
+    const auto n_groups = static_cast<std::size_t>(gate_->width / kGroup);
+    columns_ = {cut_columns(stream_cuts(n_groups, limits.threads)),
+                cut_columns(even_cuts(n_groups, static_cast<std::size_t>(gate_columns_ / kGroup)))};
   } else {
-    ranges_ = cut_tiles(parts_, bytes);
+    tiles_ = {cut_tiles(parts_, stream_cuts(total, limits.threads)),
+              cut_tiles(parts_, even_cuts(total, bytes))};
   }
 }
 
@@ -135,17 +187,18 @@ void Product::run(const Step& step, Worker& worker) {
 
 void Product::run_plain(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
-  const int n_ranges = static_cast<int>(ranges_.size());
   const RowBlocks blocks(n, row_block_);
-  const int items = blocks.count * n_ranges;
+  const std::vector<TileItem>& cut = tiles_.of(blocks.count);
+  const int n_cut = static_cast<int>(cut.size());
+  const int items = blocks.count * n_cut;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const TileRange& tiles = ranges_[static_cast<std::size_t>(item % n_ranges)];
-    const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
-    const int row = item / n_ranges * blocks.rows;
+    const int row = item / n_cut * blocks.rows;
     const int count = std::min(blocks.rows, n - row);
-    float* out = step.row(out_, row) + part.column;
-    multiply(step, worker, tiles, row, count, out, out_.stride);
-    if (softcap_ > 0.0f) {
+    for (const TileRange& tiles : cut[static_cast<std::size_t>(item % n_cut)]) {
+      const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
+      float* out = step.row(out_, row) + part.column;
+      multiply(step, worker, tiles, row, count, out, out_.stride);
+      if (softcap_ == 0.0f) continue;
       const int begin = tiles.begin * kTileRows;
       const int width = std::min(tiles.end * kTileRows, part.matrix.rows) - begin;
       for (int r = 0; r < count; ++r) {
@@ -158,35 +211,42 @@ void Product::run_plain(const Step& step, Worker& worker) {
 
 void Product::run_gated(const Step& step, Worker& worker) {
   const int n = step.rows(domain_);
-  const int width = gate_->width;
-  const int n_ranges = (width + gate_columns_ - 1) / gate_columns_;
   const RowBlocks blocks(n, row_block_);
-  const int items = blocks.count * n_ranges;
+  const std::vector<ColumnItem>& cut = columns_.of(blocks.count);
+  const int n_cut = static_cast<int>(cut.size());
+  const int items = blocks.count * n_cut;
+  for (int item = worker.rank; item < items; item = tickets.take()) {
+    const int row = item / n_cut * blocks.rows;
+    const int count = std::min(blocks.rows, n - row);
+    const ColumnItem& columns = cut[static_cast<std::size_t>(item % n_cut)];
+    for (int begin = columns.begin; begin < columns.end; begin += gate_columns_) {
+      const int width = std::min(gate_columns_, columns.end - begin);
+      multiply_gated(step, worker, {begin, begin + width}, row, count);
+    }
+  }
+}
+
+void Product::multiply_gated(const Step& step, const Worker& worker, const ColumnItem& columns,
+                             int row, int count) const {
+  const int width = columns.end - columns.begin;
   auto* both = reinterpret_cast<float*>(worker.scratch);
   const std::ptrdiff_t stride = 2 * gate_columns_;
   float* result = both + row_block_ * stride;
-  for (int item = worker.rank; item < items; item = tickets.take()) {
-    const int row = item / n_ranges * blocks.rows;
-    const int count = std::min(blocks.rows, n - row);
-    const int column = item % n_ranges * gate_columns_;
-    const int columns = std::min(gate_columns_, width - column);
-    for (int half = 0; half < 2; ++half) {
-      // The half's columns within the one matrix that holds both, or within the second one.
-      const bool is_whole = parts_.size() == 1;
-      const int first = (is_whole && half == 1 ? width : 0) + column;
-      const TileRange tiles = {is_whole ? 0 : half, first / kTileRows,
-                               (first + columns) / kTileRows};
-      multiply(step, worker, tiles, row, count, both + half * gate_columns_ - first, stride);
-    }
-    for (int r = 0; r < count; ++r) {
-      const float* gate = both + r * stride;
-      float* out = gate_->quantized ? result : step.row(gate_->out, row + r) + column;
-      step.kernels->rows.gated[static_cast<int>(gate_->activation)](gate, gate + gate_columns_,
-                                                                    columns, out);
-      if (gate_->quantized) {
-        step.kernels->matmul.quantize(
-            out, columns, gate_->quantized->row(step, worker, row + r) + column / kGroup);
-      }
+  for (int half = 0; half < 2; ++half) {
+    // The half's columns within the one matrix that holds both, or within the second one.
+    const bool is_whole = parts_.size() == 1;
+    const int first = (is_whole && half == 1 ? gate_->width : 0) + columns.begin;
+    const TileRange tiles = {is_whole ? 0 : half, first / kTileRows, (first + width) / kTileRows};
+    multiply(step, worker, tiles, row, count, both + half * gate_columns_ - first, stride);
+  }
+  for (int r = 0; r < count; ++r) {
+    const float* gate = both + r * stride;
+    float* out = gate_->quantized ? result : step.row(gate_->out, row + r) + columns.begin;
+    step.kernels->rows.gated[static_cast<int>(gate_->activation)](gate, gate + gate_columns_,
+                                                                  width, out);
+    if (gate_->quantized) {
+      step.kernels->matmul.quantize(
+          out, width, gate_->quantized->row(step, worker, row + r) + columns.begin / kGroup);
     }
   }
 }
@@ -205,11 +265,10 @@ ExpertProduct::ExpertProduct(std::string name, const Limits& limits, Domain doma
       out_(out),
       width_(width),
       n_experts_(parts_.at(0).matrix.count) {
-  std::size_t total = 0;
-  for (const ProductPart& part : parts_) total += part.matrix.bytes;
+  const std::size_t total = total_bytes(parts_);
   // A step of one token has k experts to share out.
   const std::size_t bytes = item_bytes(total * static_cast<std::size_t>(k), limits.threads);
-  ranges_ = cut_tiles(parts_, bytes);
+  items_ = cut_tiles(parts_, even_cuts(total, bytes));
 }
 
 std::size_t ExpertProduct::scratch_bytes() const {
@@ -247,30 +306,31 @@ void ExpertProduct::run(const Step& step, Worker& worker) {
   }
   // start[e] is now where expert e ends.
 
-  const int n_ranges = static_cast<int>(ranges_.size());
-  const int items = n_used * n_ranges;
+  const int n_cut = static_cast<int>(items_.size());
+  const int items = n_used * n_cut;
   for (int item = worker.rank; item < items; item = tickets.take()) {
-    const int expert = used[item / n_ranges];
-    const TileRange& tiles = ranges_[static_cast<std::size_t>(item % n_ranges)];
-    const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
+    const int expert = used[item / n_cut];
     const int begin = expert == 0 ? 0 : start[expert - 1];
-    Matmul product;
-    product.weights = part.matrix.view(step.weights, expert);
-    product.tile_begin = tiles.begin;
-    product.tile_end = tiles.end;
-    product.tokens = start[expert] - begin;
-    if (needs_quantized_input(part.matrix.type)) {
-      product.blocks = x_.quantized->row(step, worker, 0);
-      product.x_stride = per_expert_ ? x_.quantized->per_row / k_ : x_.quantized->per_row;
-    } else {
-      product.floats = step.row(x_.floats, 0);
-      product.x_stride = per_expert_ ? x_.floats.stride / k_ : x_.floats.stride;
+    for (const TileRange& tiles : items_[static_cast<std::size_t>(item % n_cut)]) {
+      const ProductPart& part = parts_[static_cast<std::size_t>(tiles.part)];
+      Matmul product;
+      product.weights = part.matrix.view(step.weights, expert);
+      product.tile_begin = tiles.begin;
+      product.tile_end = tiles.end;
+      product.tokens = start[expert] - begin;
+      if (needs_quantized_input(part.matrix.type)) {
+        product.blocks = x_.quantized->row(step, worker, 0);
+        product.x_stride = per_expert_ ? x_.quantized->per_row / k_ : x_.quantized->per_row;
+      } else {
+        product.floats = step.row(x_.floats, 0);
+        product.x_stride = per_expert_ ? x_.floats.stride / k_ : x_.floats.stride;
+      }
+      product.x_rows = x_rows + begin;
+      product.out = step.row(out_, 0) + part.column;
+      product.out_stride = width_;
+      product.out_rows = out_rows + begin;
+      matmul(*step.kernels, product);
     }
-    product.x_rows = x_rows + begin;
-    product.out = step.row(out_, 0) + part.column;
-    product.out_stride = width_;
-    product.out_rows = out_rows + begin;
-    matmul(*step.kernels, product);
   }
 }
 

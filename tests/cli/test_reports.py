@@ -83,7 +83,8 @@ def test_doctor_reports_this_machine(tidemill: Tidemill, cli_env: dict[str, str]
     assert report["bandwidth"]["source"].startswith("measured")
     assert report["store"]["home"] == cli_env["TIDEMILL_HOME"]
     assert report["store"]["free_bytes"] > 0
-    assert [extra["name"] for extra in report["extras"]] == ["fsspec"]
+    assert [extra["name"] for extra in report["extras"]] == ["fsspec", "otel"]
+    assert set(report["energy"]) == {"meters", "unreadable"}
     people = tidemill("doctor", "--seconds", "0.05").stdout
     for words in ("CPU", "kernels", "threads", "memory", "bandwidth", "model store", "none yet"):
         assert words in people, words

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.base import (
     NO_OUTPUT,
     EmbeddingEvent,
@@ -33,15 +36,13 @@ class Sample:
 class Result:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt: PromptEvent | None = None
-    embedding: EmbeddingEvent | None = None
+    embedding: npt.NDArray[np.float32] | None = None
     error: ErrorEvent | None = None
 
     @property
     def done(self) -> bool:
-        return (
-            self.error is not None
-            or self.embedding is not None
-            or (bool(self.samples) and all(s.finish is not None for s in self.samples.values()))
+        return self.error is not None or (
+            bool(self.samples) and all(s.finish is not None for s in self.samples.values())
         )
 
     @property
@@ -59,12 +60,11 @@ class Collector:
         for event in events:
             result = self.results.setdefault(event.request_id, Result())
             assert result.error is None, f"{event} follows an error"
-            assert result.embedding is None, f"{event} follows the end"
             match event:
                 case EmbeddingEvent():
                     assert not result.samples
-                    assert result.prompt is None
-                    result.embedding = event
+                    assert result.prompt is not None
+                    result.embedding = event.vector
                 case ErrorEvent():
                     result.error = event
                 case PromptEvent():

@@ -17,7 +17,7 @@ from engine.helpers import (
     make_engine,
     request,
 )
-from tidemill.engine.base import FinishEvent, Request
+from tidemill.engine.base import FinishEvent, Request, TokenEvent
 from tidemill.engine.errors import ContextLengthError, RequestError
 from tidemill.engine.lookup import PromptLookup
 from tidemill.engine.params import SamplingParams
@@ -42,15 +42,15 @@ def pooled(runner: FakeRunner, prompt: list[int], pooling: str) -> np.ndarray:
 def test_chunks_are_pooled_as_the_whole(pooling: str, budget: int, length: int) -> None:
     runner = FakeRunner()
     engine = make_engine(runner, max_batch_tokens=budget)
-    event = drive(engine, [embedding("e", prompt_of(length), pooling)])["e"].embedding
-    assert event.vector.dtype == np.float32
-    # Only steps could tell the difference: the sum is the same to the last bit.
-    assert event.vector.tolist() == pytest.approx(
+    found = drive(engine, [embedding("e", prompt_of(length), pooling)])["e"]
+    assert found.embedding.dtype == np.float32
+    assert found.embedding.tolist() == pytest.approx(
         pooled(runner, prompt_of(length), pooling).tolist(), rel=1e-6
     )
     whole = drive(make_engine(FakeRunner()), [embedding("e", prompt_of(length), pooling)])["e"]
-    assert event.vector.tobytes() == whole.embedding.vector.tobytes()
-    assert (event.prompt_tokens, event.cached_tokens) == (length, 0)
+    assert found.embedding.tobytes() == whole.embedding.tobytes()
+    assert (found.prompt.prompt_tokens, found.prompt.cached_tokens) == (length, 0)
+    assert found.samples[0].finish == FinishEvent("e", 0, "stop")
     assert runner.steps == -(-length // budget)
 
 
@@ -75,7 +75,7 @@ def test_generation_beside_embeddings_is_unchanged_and_the_other_way_round() -> 
     for id, prompt in prompts.items():
         assert results[id].tokens == runner.greedy(prompt, 20)
     for id, (prompt, pooling) in texts.items():
-        found = results[id].embedding.vector
+        found = results[id].embedding
         assert found.tolist() == pytest.approx(pooled(runner, prompt, pooling).tolist(), rel=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_a_batch_of_the_same_shape_has_its_own_hidden_rows() -> None:
     assert shapes[0] == shapes[1]
     assert [b.hidden_rows.tolist() for b in runner.batches] == [[4], [3], [7]]
     for id, text in texts.items():
-        assert results[id].embedding.vector.tolist() == runner.hidden_after(text).tolist()
+        assert results[id].embedding.tolist() == runner.hidden_after(text).tolist()
 
 
 def test_a_step_after_one_with_embeddings_asks_for_none() -> None:
@@ -116,11 +116,13 @@ def test_a_mean_takes_nothing_from_the_prefix_cache_and_leaves_nothing_there() -
     prompt = prompt_of(40)
     drive(engine, [request("g", prompt, max_tokens=1)])
     before, cached = runner.tokens_computed, engine.stats.cached_blocks
-    event = drive(engine, [embedding("e", prompt)])["e"].embedding
-    assert event.cached_tokens == 0
+    found = drive(engine, [embedding("e", prompt)])["e"]
+    assert found.prompt.cached_tokens == 0
     assert runner.tokens_computed - before == 40
     assert engine.stats.cached_blocks == cached
-    assert event.vector.tolist() == pytest.approx(pooled(runner, prompt, "mean").tolist(), rel=1e-6)
+    assert found.embedding.tolist() == pytest.approx(
+        pooled(runner, prompt, "mean").tolist(), rel=1e-6
+    )
     drive(engine, [embedding("f", prompt_of(40, 5))])
     assert engine.stats.cached_blocks == cached
     again = drive(engine, [request("h", prompt, max_tokens=1)])["h"]
@@ -132,13 +134,13 @@ def test_the_last_state_may_come_from_behind_cached_blocks(length: int) -> None:
     runner = FakeRunner()
     engine = make_engine(runner)
     prompt = prompt_of(length)
-    cold = drive(engine, [embedding("a", prompt, "last")])["a"].embedding
-    warm = drive(engine, [embedding("b", prompt, "last")])["b"].embedding
-    assert (cold.cached_tokens, warm.cached_tokens) == (0, (length - 1) // 4 * 4)
-    assert cold.vector.tolist() == warm.vector.tolist()
-    assert warm.vector.tolist() == runner.hidden_after(prompt).tolist()
-    salted = drive(engine, [embedding("c", prompt, "last", salt="x")])["c"].embedding
-    assert salted.cached_tokens == 0
+    cold = drive(engine, [embedding("a", prompt, "last")])["a"]
+    warm = drive(engine, [embedding("b", prompt, "last")])["b"]
+    assert (cold.prompt.cached_tokens, warm.prompt.cached_tokens) == (0, (length - 1) // 4 * 4)
+    assert cold.embedding.tolist() == warm.embedding.tolist()
+    assert warm.embedding.tolist() == runner.hidden_after(prompt).tolist()
+    salted = drive(engine, [embedding("c", prompt, "last", salt="x")])["c"]
+    assert salted.prompt.cached_tokens == 0
 
 
 def test_a_preempted_text_is_pooled_anew() -> None:
@@ -159,7 +161,7 @@ def test_a_preempted_text_is_pooled_anew() -> None:
     check_idle(engine)
     assert engine.stats.preemptions
     expected = pooled(runner, prompt_of(30, 3), "mean")
-    found = collector.results["e"].embedding.vector
+    found = collector.results["e"].embedding
     assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-6)
 
 
@@ -169,7 +171,7 @@ def test_priorities_hold_for_embeddings_too() -> None:
     for i, priority in enumerate((2, 0, 1)):
         engine.add(embedding(str(i), prompt_of(5, i), priority=priority), 0.0)
     while engine.has_work:
-        order += [event.request_id for event in engine.step(0.0)]
+        order += [e.request_id for e in engine.step(0.0) if isinstance(e, FinishEvent)]
     assert order == ["1", "2", "0"]
 
 
@@ -181,7 +183,7 @@ def test_decodes_go_on_while_long_texts_are_embedded() -> None:
         engine.add(embedding(f"e{i}", prompt_of(60, i)), 0.0)
     for _ in range(10):
         events = engine.step(0.0)
-        assert [e.request_id for e in events if not hasattr(e, "vector")] == ["g"]
+        assert [e.request_id for e in events if isinstance(e, TokenEvent)] == ["g"]
 
 
 def test_an_abort_frees_the_blocks_at_once() -> None:
@@ -205,7 +207,7 @@ def test_a_failing_text_takes_nobody_with_it() -> None:
     )
     assert "poisoned" in results["bad"].error.message
     assert results["g"].tokens == runner.greedy(good, 4)
-    found = results["good"].embedding.vector
+    found = results["good"].embedding
     assert found.tolist() == pytest.approx(pooled(runner, good, "mean").tolist(), rel=1e-6)
 
 
@@ -223,8 +225,8 @@ def test_a_step_that_fails_once_is_not_added_twice() -> None:
         result = collector.results[id]
         if result.error is None:
             expected = pooled(runner, prompt, "mean").tolist()
-            assert result.embedding.vector.tolist() == pytest.approx(expected, rel=1e-6)
-    assert any(result.embedding for result in collector.results.values())
+            assert result.embedding.tolist() == pytest.approx(expected, rel=1e-6)
+    assert any(result.embedding is not None for result in collector.results.values())
 
 
 def test_states_that_are_no_numbers_are_the_requests_own_error() -> None:

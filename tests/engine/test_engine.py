@@ -625,3 +625,26 @@ def test_stats_count_and_time_is_what_it_is_told() -> None:
     assert (stats.started, stats.queue_seconds) == (2, 3.5)
     assert (stats.prompt_tokens, stats.cached_prompt_tokens) == (18, 8)
     assert (stats.generated_tokens, stats.failures, stats.preemptions) == (5, 0, 0)
+
+
+# ---- what it tells of itself ---------------------------------------------------------------------
+
+
+def test_stats_tell_how_large_the_steps_were() -> None:
+    engine = make_engine(FakeRunner(), max_batch_tokens=8)
+    drive(engine, [request("r", prompt_of(20), max_tokens=3)])
+    tokens, sequences = engine.stats.step_tokens, engine.stats.step_sequences
+    assert tokens.total == 20 + 2  # the last token is not computed
+    assert tokens.counts[:3] == [2, 3, 0]  # steps of 1 token, of up to 8, of up to 16
+    assert sequences.total == sum(sequences.counts) == engine.stats.steps == 5
+
+
+def test_a_prompt_tells_when_it_was_begun() -> None:
+    engine = make_engine(FakeRunner(), max_batch_tokens=4, max_sequences=1)
+    engine.add(request("first", prompt_of(4), max_tokens=1), 10.0)
+    engine.add(request("second", prompt_of(8), max_tokens=1), 10.0)
+    found = {}
+    for now in (11.0, 12.0, 13.0):
+        found |= {e.request_id: e.started for e in engine.step(now) if isinstance(e, PromptEvent)}
+    assert found == {"first": 11.0, "second": 12.0}
+    assert engine.stats.queue_seconds == 3.0

@@ -27,6 +27,7 @@ class Server:
         self.lines: list[str] = []
         self.port = 0
         self._changed = threading.Condition()
+        self._ended = False
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidemill", "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
@@ -46,6 +47,9 @@ class Server:
                 if found := _READY.search(line):
                     self.port = int(found[2])
                 self._changed.notify_all()
+        with self._changed:  # it has ended, or is about to
+            self._ended = True
+            self._changed.notify_all()
 
     @property
     def log(self) -> str:
@@ -55,7 +59,7 @@ class Server:
         deadline = time.monotonic() + seconds
         with self._changed:
             while not self.port:
-                assert self.process.poll() is None, self.log
+                assert not self._ended, self.log
                 assert self._changed.wait(deadline - time.monotonic()), self.log
         return self
 
@@ -67,6 +71,7 @@ class Server:
                 for line in self.lines:
                     if re.search(pattern, line):
                         return line
+                assert not self._ended, self.log
                 assert self._changed.wait(deadline - time.monotonic()), self.log
 
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:

@@ -37,10 +37,16 @@ def byte_characters() -> list[str]:
 
 
 def write_chat_model(
-    path: Path, *, seed: int = 0, template: str | None = TEMPLATE, control_prefix: str = "<|"
+    path: Path,
+    *,
+    seed: int = 0,
+    template: str | None = TEMPLATE,
+    control_prefix: str = "<|",
+    marker: str | None = None,
 ) -> Path:
     """Write the model to ``path``. Without a template it is a plain text model; with another
-    prefix its control tokens are nobody's."""
+    prefix its control tokens are nobody's. ``marker`` is a text that is one token, and none of
+    the control tokens: the last one, in place of a word."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("Tiny Chat")
@@ -54,7 +60,7 @@ def write_chat_model(
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(D_MODEL // HEADS)
     writer.add_vocab_size(VOCAB)
-    _add_tokenizer(writer, template, [control_prefix + name[2:] for name in CONTROL])
+    _add_tokenizer(writer, template, [control_prefix + name[2:] for name in CONTROL], marker)
     _add_weights(writer, seed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -63,14 +69,19 @@ def write_chat_model(
     return path
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, template: str | None, control: list[str]) -> None:
-    words = ["th", "he", "in", "er", "an"]
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, template: str | None, control: list[str], marker: str | None
+) -> None:
+    words = ["th", "he", "in", "er", "an"][: 5 if marker is None else 4]
+    markers = [] if marker is None else [marker]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(byte_characters() + control + words)
+    writer.add_token_list(byte_characters() + control + words + markers)
     kinds = [gguf.TokenType.NORMAL] * VOCAB
     for token in (END_OF_TEXT, IM_START, IM_END):
         kinds[token] = gguf.TokenType.CONTROL
+    if marker is not None:
+        kinds[-1] = gguf.TokenType.USER_DEFINED
     writer.add_token_types(kinds)
     writer.add_token_merges([" ".join(word) for word in words])
     writer.add_bos_token_id(END_OF_TEXT)

@@ -10,7 +10,13 @@ import click
 from tidemill.cli.options import Number
 
 # Extras of the package -> (what they are for, the packages that they bring)
-_EXTRAS = {"fsspec": ("models from s3:// and other fsspec URLs", ("fsspec", "s3fs"))}
+_EXTRAS = {
+    "fsspec": ("models from s3:// and other fsspec URLs", ("fsspec", "s3fs")),
+    "otel": (
+        "traces of `tidemill serve`",
+        ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    ),
+}
 
 
 @click.command()
@@ -99,6 +105,7 @@ def examine(seconds: float, *, check_packed: bool = False) -> dict[str, Any]:
             }
         except MemoryError:
             report["bandwidth"] = None
+    report["energy"] = _energy()
     report["extras"] = _extras()
     report["store"] = _store(findings)
     report["packed"] = _packed(findings, check=check_packed and native)
@@ -145,13 +152,30 @@ def _cpu(findings: list[dict[str, str]]) -> dict[str, Any]:
     return {**asdict(info), "kernels": kernels, "kernels_possible": _native.available_isas()}
 
 
-def _extras() -> list[dict[str, Any]]:
+def _energy() -> dict[str, Any]:
+    from tidemill.hardware.energy import EnergyMeters
+
+    found = EnergyMeters()
+    return {
+        "meters": [meter.name for meter in found.meters],
+        "unreadable": [str(path) for path in found.unreadable],
+    }
+
+
+def _is_there(package: str) -> bool:
     from importlib.util import find_spec
 
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # nor is the package that it is in
+        return False
+
+
+def _extras() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "installed": all(find_spec(package) is not None for package in packages),
+            "installed": all(map(_is_there, packages)),
             "for": purpose,
             "get": f"pip install 'tidemill[{name}]'",
         }
@@ -277,6 +301,7 @@ def _print(report: dict[str, Any]) -> None:
             f"{bandwidth['bytes_per_second'] / 1e9:.1f} GB/s over {bandwidth['threads']} thread(s) "
             f"({bandwidth['source']})",
         )
+    _row("energy", _meters(report["energy"]))
     for extra in report["extras"]:
         state = "installed" if extra["installed"] else f"not installed: {extra['get']}"
         _row(f"extra {extra['name']}", f"{state} (for {extra['for']})")
@@ -294,6 +319,15 @@ def _print(report: dict[str, Any]) -> None:
         click.echo("\nNothing is missing.")
     for finding in report["findings"]:
         click.echo(f"\n{finding['severity']}: {finding['what']}\n  -> {finding['do']}")
+
+
+def _meters(energy: dict[str, list[str]]) -> str:
+    if energy["meters"]:
+        return ", ".join(energy["meters"])
+    if energy["unreadable"]:
+        paths = " ".join(energy["unreadable"])
+        return f"there are meters that this user may not read (as root: chmod a+r {paths})"
+    return "no meter"
 
 
 def _row(name: str, value: str) -> None:

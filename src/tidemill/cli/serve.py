@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,9 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
               help="[default: info]")  # fmt: skip
+@click.option("--log-prompts", is_flag=True, help="Log prompts and answers too.")
+@click.option("--otlp-endpoint", metavar="URL",
+              help="OpenTelemetry collector to send traces to (OTLP over HTTP).")  # fmt: skip
 def serve(
     models: tuple[str, ...], config_file: str | None, print_config: bool, **flags: Any
 ) -> None:
@@ -65,7 +69,7 @@ def serve(
     from tidemill.server.config import as_toml, config_path, load_config
 
     options = {name: flags.pop(name) for name in _MODEL_OPTIONS}
-    for name in ("insecure", "offline"):
+    for name in ("insecure", "offline", "log_prompts"):
         flags[name] = flags[name] or None
     flags["allow_origins"] = list(flags["allow_origins"]) or None
     if options["name"] and len(models) > 1:
@@ -80,14 +84,15 @@ def serve(
     if not config.models:
         raise click.UsageError("name a MODEL to serve, here or in --config; try smollm2")
 
-    from tidemill.server.serve import configure_logging
+    from tidemill.server.logs import configure_logging
     from tidemill.server.serve import serve as run
 
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.log_level, config.log_format, log_prompts=config.log_prompts)
     names = ", ".join(model.name for model in config.models)
 
     def on_ready(url: str) -> None:
-        print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
+        with suppress(OSError):  # nobody reads it
+            print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
 
     run(config, on_ready=on_ready)
 

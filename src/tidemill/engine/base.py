@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
 from tidemill.engine.step_time import StepCosts
 from tidemill.records import dataclass
 
 FinishReason = Literal["stop", "length", "abort"]
+
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # as vLLM's
+_STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Constraint(Protocol):
@@ -53,9 +58,10 @@ class Request:
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
-    ``constraint``: what its answers must look like, at their start. ``pooling``: nothing is
-    generated; the prompt's hidden states are pooled to the vector of an EmbeddingEvent. ``params``
-    are NO_OUTPUT then.
+    ``constraint``: what its answers must look like, at their start. ``urgent``: before others of
+    its priority, and what runs waits while its prompt is computed (see scheduler.py). ``pooling``:
+    the prompt's hidden states are pooled to a vector, which is all that comes of it; ``params`` are
+    NO_OUTPUT then.
     """
 
     id: str
@@ -65,6 +71,7 @@ class Request:
     salt: str = ""
     continues_text: bool = False
     constraint: Constraint | None = None
+    urgent: bool = False
     pooling: Pooling | None = None
 
 
@@ -97,12 +104,23 @@ class TokenEvent:
 class PromptEvent:
     """Once per request, when its prompt has been computed. ``cached_tokens`` came from the prefix
     cache. ``logprobs`` (if asked for, as ``SamplingParams.prompt_scores`` says): one entry per
-    prompt token, the token first, then the top ones; None for the first."""
+    prompt token, the token first, then the top ones; None for the first. ``started``: the time of
+    the step that first worked on it."""
 
     request_id: str
     prompt_tokens: int
     cached_tokens: int
     logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
+    started: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingEvent:
+    """What was asked for with ``Request.pooling``: ``vector``, float32 (d_model,), as it was
+    pooled. It follows the PromptEvent, and a FinishEvent follows it."""
+
+    request_id: str
+    vector: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,17 +142,6 @@ class FinishEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingEvent:
-    """All there is to tell of an embedding request, which has ended. ``vector``: float32
-    (d_model,), as it was pooled, not normalised. ``cached_tokens`` as in PromptEvent."""
-
-    request_id: str
-    prompt_tokens: int
-    cached_tokens: int
-    vector: npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
 class ErrorEvent:
     """The request failed and holds nothing any more; the others go on."""
 
@@ -142,7 +149,7 @@ class ErrorEvent:
     message: str
 
 
-Event = TokenEvent | PromptEvent | FinishEvent | EmbeddingEvent | ErrorEvent
+Event = TokenEvent | PromptEvent | EmbeddingEvent | FinishEvent | ErrorEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +192,10 @@ class EngineStats:
 
     ``queue_seconds`` adds up, over all ``started`` requests, the time from add() to the step that
     first worked on them. ``cached_blocks`` are those that nobody owns; ``free_blocks`` are neither
-    owned nor cached. ``drafted_tokens`` were guessed ahead, ``accepted_tokens`` of them were right;
-    ``speculation_error`` says why guessing was given up, if it was."""
+    owned nor cached. ``step_tokens`` and ``step_sequences`` tell how large steps were; a token
+    that was guessed counts like any other. ``drafted_tokens`` were guessed ahead,
+    ``accepted_tokens`` of them were right; ``speculation_error`` says why guessing was given up,
+    if it was."""
 
     running: int = 0
     waiting: int = 0
@@ -200,6 +209,8 @@ class EngineStats:
     failures: int = 0
     started: int = 0
     queue_seconds: float = 0.0
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
+    step_sequences: Histogram = field(default_factory=lambda: Histogram(_STEP_SEQUENCES))
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     speculation_error: str | None = None

@@ -38,9 +38,9 @@ from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestEr
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
-from tidemill.engine.pooling import Pool, Pooling
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
-from tidemill.engine.scheduler import Scheduler
+from tidemill.engine.scheduler import BRIEF_SECONDS, Scheduler
 from tidemill.engine.sequence import Group, Sequence
 from tidemill.engine.speculation import Proposer, Speculator
 from tidemill.engine.step_time import StepTimeModel, Work
@@ -127,6 +127,7 @@ class Engine:
         self._groups: dict[str, Group] = {}
         self._events: list[Event] = []
         self._arrivals = 0
+        self._brief_until = -math.inf
         self._entropy = secrets.randbits(128) if entropy is None else entropy
         self._stats = EngineStats()
 
@@ -149,7 +150,7 @@ class Engine:
         group = Group(
             request,
             prompt,
-            (request.priority, self._arrivals),
+            (2 * request.priority + (not request.urgent), self._arrivals),
             len(prompt) + params.most_tokens(self.max_context - len(prompt)),
             seed % 2**64,
             self._eos_ids,
@@ -157,6 +158,8 @@ class Engine:
         )
         self._groups[request.id] = group
         self._scheduler.add(self._sample(group))
+        if request.urgent:
+            self._brief_until = max(self._brief_until, now + BRIEF_SECONDS)
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state; its blocks are free at once and the next step gives
@@ -187,6 +190,8 @@ class Engine:
             waiting=len(self._scheduler.waiting),
             free_blocks=self._kv.free,
             cached_blocks=self._kv.cached,
+            step_tokens=self._stats.step_tokens.copy(),
+            step_sequences=self._stats.step_sequences.copy(),
             preemptions=self._scheduler.preemptions,
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
@@ -259,17 +264,20 @@ class Engine:
         """Run one forward step, if anything can run, and give what happened since the last."""
         clock = self._clock
         started = 0.0 if clock is None else clock()
+        self._scheduler.brief = now < self._brief_until
         spans = self._scheduler.schedule()
         if spans:
             self._stats.steps += 1
             for span in spans:
                 group = span.sequence.group
-                if not group.started:
-                    group.started = True
+                if group.started is None:
+                    group.started = now
                     self._stats.started += 1
                     self._stats.queue_seconds += max(0.0, now - group.arrival)
             if self._speculator is not None:
                 started += self._draft(self._speculator, spans)
+            self._stats.step_tokens.add(sum(span.n for span in spans))
+            self._stats.step_sequences.add(len(spans))
             self._forwards = 0
             self._run(spans)
             if clock is not None and self._forwards == 1 and self._work is not None:
@@ -388,19 +396,25 @@ class Engine:
         the other samples start from it, and this gives their first tokens."""
         sequence, group = span.sequence, span.sequence.group
         params = group.params
-        if sequence.pool is not None:
-            self._embed(span, sequence.pool)
-            return []
         if span.first_row >= 0 and not self._score_prompt(span, logits):
             return []
+        if sequence.pool is not None:
+            sequence.pool.add(self._runner.hidden()[slice(*span.hidden)])
         if sequence.computed < sequence.n_prompt:
             return []
-        self._count_prompt(sequence)
+        group.prompt_done = True
+        self._stats.prompt_tokens += sequence.n_prompt
+        self._stats.cached_prompt_tokens += group.cached_tokens
         scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
         self._events.append(
-            PromptEvent(group.request.id, sequence.n_prompt, group.cached_tokens, scores)
+            PromptEvent(
+                group.request.id, sequence.n_prompt, group.cached_tokens, scores, group.started
+            )
         )
+        if sequence.pool is not None:
+            self._finish_embedding(sequence, sequence.pool.vector())
+            return []
         others = [self._sample(group) for _ in range(params.n_samples - 1)]
         if not sequence.may_grow:
             for sample in (sequence, *others):
@@ -412,27 +426,6 @@ class Engine:
         if pairs := [copy for copy in copies if copy is not None]:
             self._runner.copy_blocks(pairs)
         return choices
-
-    def _embed(self, span: Span, pool: Pool) -> None:
-        """Take in the hidden states of ``span``; with the last of them the request has ended."""
-        sequence, group = span.sequence, span.sequence.group
-        pool.add(self._runner.hidden()[slice(*span.hidden)])
-        if sequence.computed < sequence.n_prompt:
-            return
-        vector = pool.vector()
-        if not np.isfinite(vector).all():
-            self._fail(group, "the model gave hidden states that are not finite numbers")
-            return
-        self._count_prompt(sequence)
-        self._close(group)
-        self._events.append(
-            EmbeddingEvent(group.request.id, sequence.n_prompt, group.cached_tokens, vector)
-        )
-
-    def _count_prompt(self, sequence: Sequence) -> None:
-        sequence.group.prompt_done = True
-        self._stats.prompt_tokens += sequence.n_prompt
-        self._stats.cached_prompt_tokens += sequence.group.cached_tokens
 
     def _score_prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> bool:
         """Note the log-probabilities of the prompt tokens that follow those of ``span``, which
@@ -548,6 +541,13 @@ class Engine:
         if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
             self._close(group)
             self._release_best(group)
+
+    def _finish_embedding(self, sequence: Sequence, vector: npt.NDArray[np.float32]) -> None:
+        if not np.isfinite(vector).all():
+            self._fail(sequence.group, "the model's hidden states are not finite numbers")
+            return
+        self._events.append(EmbeddingEvent(sequence.group.request.id, vector))
+        self._finish(sequence, "stop")
 
     def _tell(self, sequence: Sequence, event: TokenEvent | FinishEvent) -> None:
         """Give an event out, or keep it until the samples are ranked."""

@@ -8,6 +8,13 @@ sequence is bounded by that of one such step, however long the prompts are that 
 ``target_itl`` the bound is that time itself: the prompt tokens of such a step are those that the
 step-time model expects to fit into it, and at least LEAST_CHUNK.
 
+Urgent requests (of somebody who hardly uses the engine while others fill it) wait for one step at
+most, and for a short one: their prompts are computed in steps of their own, in which what runs
+pauses, never two such steps in a row while it could go on. And while urgent requests keep coming
+(``brief``), a step takes no longer than BRIEF single decodes would: the decodes take turns, those
+first that have waited for longest. That costs at most about a third of the throughput, since a
+step's fixed cost is then a third of it.
+
 KV memory: a sequence gets the blocks of all its known tokens when it is admitted; only decodes
 need more later. Where none is left, the last sequence in order gives its blocks up and waits to
 be computed again ("preemption by recomputation"): it keeps its tokens and often finds its own
@@ -38,6 +45,11 @@ GROWTH_RISE = 0.2  # per preemption
 GROWTH_FALL = 0.998  # factor per step
 LOOKAHEAD = 1024  # tokens ahead that the estimate cares about
 LEAST_CHUNK = 16  # prompt tokens of a step, whatever the target
+
+BRIEF_SECONDS = 30.0  # how long steps stay brief after an urgent request
+BRIEF = 3.0  # length of a brief step, in those of a single decode
+LEAST_BRIEF = 4  # decodes and prompt tokens of a brief step, whatever it takes
+HEAD_START = 8  # steps for which an urgent decode seems to have waited longer than it has
 
 
 @dataclass(slots=True)
@@ -74,12 +86,16 @@ class Scheduler:
         self.target_itl = target_itl
         self.window = window
         self.forget_blocks = forget_blocks
+        self.brief = False
+        """Whether urgent requests keep coming, so that steps have to be short."""
         self.seconds_left = inf
         """What the step last scheduled leaves of the target."""
         self.running: list[Sequence] = []  # both in order
         self.waiting: list[Sequence] = []
         self.preemptions = 0
         self._growth = GROWTH_AT_START
+        self._turn = 0  # brief steps so far
+        self._paused = False  # whether decodes sat out the last step
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
@@ -95,24 +111,50 @@ class Scheduler:
         """The spans of the next step; empty if nothing can run."""
         if self.waiting:
             self._make_way()
+        if self.brief and (spans := self._urgent_prompts()):
+            return spans
         preemptions = self.preemptions
         spans = self._decodes()
         calm = self.preemptions == preemptions
         if calm:
             self._growth = max(self._growth * GROWTH_FALL, GROWTH_LEAST)
-        if self.waiting or len(spans) < len(self.running) or self.target_itl is not None:
-            self._add_prompts(spans, admit=calm)
+        if self.waiting or len(spans) < len(self.running) or self._target < inf:
+            self._add_prompts(spans, self._budget(spans), admit=calm)
         return spans
 
-    def _add_prompts(self, spans: list[Span], *, admit: bool) -> None:
-        """Add what there is to compute beside the decodes in ``spans``."""
-        budget = self._budget(spans)
+    def _urgent_prompts(self) -> list[Span]:
+        """Those that are computed while what runs pauses, as it has not just done."""
+        self._paused = not self._paused and any(not s.urgent for s in self.running)
+        spans: list[Span] = []
+        if self._paused:
+            budget = _Budget(
+                min(self.max_prefill_tokens, self.max_batch_tokens), self.max_logit_rows
+            )
+            # Not for a class after that of something that runs.
+            self._add_prompts(spans, budget, admit=True, last=self.running[0].order[0] & ~1)
+            self._paused = bool(spans)
+        return spans
+
+    def _add_prompts(
+        self, spans: list[Span], budget: _Budget, *, admit: bool, last: float = inf
+    ) -> None:
+        """Add the prompts that ``budget`` has room for, up to order ``last``."""
         for sequence in self.running:
-            if len(sequence.tokens) - sequence.computed > 1 and budget.tokens > 0:
+            if (
+                len(sequence.tokens) - sequence.computed > 1
+                and budget.tokens > 0
+                and sequence.order[0] <= last
+            ):
                 n = self._chunk(sequence, budget)
                 if n:
                     spans.append(Span(sequence, n))
-        while admit and self.waiting and self._has_room(budget) and self._admit(self.waiting[0]):
+        while (
+            admit
+            and self.waiting
+            and self.waiting[0].order[0] <= last
+            and self._has_room(budget)
+            and self._admit(self.waiting[0])
+        ):
             sequence = self.waiting.pop(0)
             insort(self.running, sequence, key=_ORDER)
             n = self._chunk(sequence, budget)
@@ -162,7 +204,7 @@ class Scheduler:
         if partial:
             child.blocks.append(self.kv.allocate())
             copy = (parent.blocks[full], child.blocks[full])
-        self.table.enter(child)
+        self._enter(child)
         insort(self.running, child, key=_ORDER)
         return copy
 
@@ -181,17 +223,47 @@ class Scheduler:
     def _decodes(self) -> list[Span]:
         spans: list[Span] = []
         size = self.kv.block_size
+        chosen = self._in_turn() if self.brief else None
         i = 0
         while i < len(self.running):  # preempting shortens the list behind i
             sequence = self.running[i]
             length = len(sequence.tokens)
-            if length - sequence.computed == 1 and (
-                length <= len(sequence.blocks) * size or self._grow(sequence)
+            if (
+                length - sequence.computed == 1
+                and (chosen is None or sequence in chosen)
+                and (length <= len(sequence.blocks) * size or self._grow(sequence))
             ):
                 spans.append(Span(sequence, 1))
             if sequence.slot >= 0:
                 i += 1
         return spans
+
+    def _in_turn(self) -> set[Sequence]:
+        """The decodes of a brief step: as many as fit into it, or into its half where prompts are
+        to be computed too. Each takes part again before others have done so HEAD_START times more
+        often, whatever is urgent."""
+        self._turn += 1
+        ready = [s for s in self.running if len(s.tokens) - s.computed == 1]
+        ready.sort(key=lambda s: s.turn - HEAD_START * s.urgent)
+        prompts = len(ready) < len(self.running) or (self.waiting and self.table.free_slots)
+        seconds = self._target / (2 if prompts else 1)
+        seconds -= self.step_time.seconds(Work(0, 0, 0))
+        chosen: set[Sequence] = set()
+        for sequence in ready:
+            seconds -= self.step_time.next_token(sequence.computed)
+            if seconds < 0 and len(chosen) >= LEAST_BRIEF:
+                break
+            sequence.turn = self._turn
+            chosen.add(sequence)
+        return chosen
+
+    @property
+    def _target(self) -> float:
+        """Seconds that a step in which others go on may take."""
+        target = inf if self.target_itl is None else self.target_itl
+        if self.brief:
+            target = min(target, BRIEF * self.step_time.seconds(Work(1, 1, 1)))
+        return target
 
     def _grow(self, sequence: Sequence) -> bool:
         """Give ``sequence`` one more block, at the cost of those after it; False if it was the
@@ -226,15 +298,16 @@ class Scheduler:
         """What ``decodes``, which are to run first, leave for prompts."""
         n = len(decodes)
         budget = _Budget(self.max_batch_tokens - n, self.max_logit_rows - n)
-        if not n:
+        if not n and not self.brief:
             return budget
-        if self.target_itl is None or not self.step_time.measured:
+        target = self._target
+        if target == inf or not self.step_time.measured:
             budget.tokens = min(budget.tokens, self.max_prefill_tokens)
-        if self.target_itl is not None:
+        if target < inf:
             context = n + sum(span.sequence.computed for span in decodes)
-            budget.seconds = self.target_itl / (1 + self.step_time.tail)
+            budget.seconds = target / (1 + self.step_time.tail)
             budget.seconds -= self.step_time.seconds(Work(n, context, n))
-            budget.least = LEAST_CHUNK
+            budget.least = LEAST_BRIEF if self.brief else LEAST_CHUNK
         return budget
 
     def _has_room(self, budget: _Budget) -> bool:
@@ -297,8 +370,12 @@ class Scheduler:
         sequence.reserved = sequence.preemptions >= self.max_preemptions
         if not sequence.group.prompt_done:
             sequence.group.cached_tokens = sequence.computed
-        self.table.enter(sequence)
+        self._enter(sequence)
         return True
+
+    def _enter(self, sequence: Sequence) -> None:
+        self.table.enter(sequence)
+        sequence.turn = self._turn  # behind those that wait for theirs
 
     def _demand(self, sequence: Sequence) -> tuple[list[int], int]:
         """The cached blocks that ``sequence`` can start on, and how many more it needs."""

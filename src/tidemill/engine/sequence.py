@@ -23,10 +23,10 @@ Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 class Group:
     """One request: what its samples share.
 
-    ``order`` sorts requests by priority, then arrival. ``least`` and ``limit`` are how many
-    tokens, with the prompt, a sample must and may come to. ``end_ids`` end it, those of them in
-    ``eos_ids`` without a stop reason. ``bias`` is added to its logits, ``early_bias`` until it has
-    ``least`` tokens (that also forbids what would end it); None where there is nothing to add.
+    ``order`` sorts requests by priority, urgency, then arrival. ``least`` and ``limit`` are how
+    many tokens, with the prompt, a sample must and may come to. ``end_ids`` end it, those of them
+    in ``eos_ids`` without a stop reason. ``bias`` is added to its logits, ``early_bias`` until it
+    has ``least`` tokens (that also forbids what would end it); None where there is nothing to add.
     ``biased``: whether there ever is. ``scored``: whether log-probabilities are wanted. ``held``
     keeps the events of samples whose ranking is not known before all are done (best_of); None
     where events go out at once.
@@ -51,7 +51,7 @@ class Group:
         self.limit = limit
         self.seed = seed
         self.arrival = arrival
-        self.started = False
+        self.started: float | None = None
         self.closed = False
         self.prompt_done = False
         self.cached_tokens = 0
@@ -76,16 +76,16 @@ class Sequence:
     computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
-    it can ever need, so it is never preempted. drafted, accepted: tokens guessed for it, and
-    those that were right. pool: where its hidden states go if it is to be embedded; averaged: if
-    those of all its tokens do, so that none may come from the prefix cache (or is worth a place in
-    it, since the next text is another one).
+    it can ever need, so it is never preempted. turn: the brief step that it last took part in.
+    drafted, accepted: tokens guessed for it, and those that were right. pool: where its hidden
+    states go if it is to be embedded; averaged: if those of all its tokens do, so that none may
+    come from the prefix cache, nor are they worth a place there: the next text is another one.
     """
 
     __slots__ = (
         "accepted", "averaged", "blocks", "computed", "constrained", "cumulative_logprob",
         "drafted", "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "pool",
-        "preemptions", "reserved", "slot", "text", "tokens",
+        "preemptions", "reserved", "slot", "text", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +109,7 @@ class Sequence:
         self.slot = -1
         self.preemptions = 0
         self.reserved = False
+        self.turn = 0
         self.cumulative_logprob = 0.0
         self.finished = False
         self.drafted = 0
@@ -117,6 +118,10 @@ class Sequence:
     @property
     def n_output(self) -> int:
         return len(self.tokens) - self.n_prompt
+
+    @property
+    def urgent(self) -> bool:
+        return self.group.request.urgent
 
     @property
     def may_grow(self) -> bool:

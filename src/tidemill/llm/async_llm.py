@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
@@ -17,11 +17,11 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.engine.base import Event, Request
+from tidemill.engine.base import Event
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
 from tidemill.llm.core import Core, LoadOptions, Prepared
-from tidemill.llm.embeddings import shape_vector
+from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt
 from tidemill.records import dataclass
@@ -136,23 +136,17 @@ class AsyncLLM:
         priority: int = 0,
         salt: str = "",
     ) -> npt.NDArray[np.float32]:
-        """The vector of one prompt, float32 (dimensions,), as ``LLM.embed`` makes it. Leaving it
-        (cancellation) drops the request."""
-        self._core.check_open()
-        prepared = await asyncio.to_thread(
-            self._core.prepare_embedding, prompt, pooling, dimensions=dimensions,
-            truncate=truncate_prompt_tokens, request_id=request_id, priority=priority, salt=salt,
-        )  # fmt: skip
-        output, mailbox = prepared.output, _Mailbox(asyncio.get_running_loop())
-        await self._engine.submit(prepared.request, mailbox)
-        try:
-            while not output.finished:
-                for events, now in await mailbox.take():
-                    output.push(events, now)
-        finally:
-            if not output.finished:
-                self._engine.abort(prepared.request.id)
-        return shape_vector(output.result(), dimensions=dimensions, normalize=normalize)
+        """The vector of one prompt, float32 (dimensions,), as ``LLM.embed`` makes it."""
+
+        def prepare() -> Prepared:
+            return self._core.prepare_embedding(
+                prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens,
+                request_id=request_id, priority=priority, salt=salt,
+            )  # fmt: skip
+
+        async with aclosing(self._stream(prepare, "final")) as stream:
+            output = await anext(stream)
+        return vector_of(output, dimensions=dimensions, normalize=normalize)
 
     async def aclose(self) -> None:
         """Drop all requests, whose streams end with an error, and free the model; idempotent."""
@@ -183,7 +177,7 @@ class AsyncLLM:
         prepared = await asyncio.to_thread(prepare)
         builder = prepared.builder
         mailbox = _Mailbox(asyncio.get_running_loop())
-        await self._engine.submit(prepared.request, mailbox)
+        await self._engine.submit(prepared, mailbox)
         try:
             while not builder.finished:
                 for events, now in await mailbox.take():
@@ -235,7 +229,7 @@ class _Mailbox:
 class _Submit:
     """A request on its way to the engine's thread; ``accepted`` tells the stream how it went."""
 
-    request: Request
+    prepared: Prepared
     mailbox: _Mailbox
     accepted: asyncio.Future[None]
 
@@ -267,14 +261,14 @@ class _EngineThread:
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
         self._thread.start()
 
-    async def submit(self, request: Request, mailbox: _Mailbox) -> None:
+    async def submit(self, prepared: Prepared, mailbox: _Mailbox) -> None:
         """Queue a request; raises what the engine says of it (ValueError)."""
         accepted: asyncio.Future[None] = mailbox.loop.create_future()
-        self._send(_Submit(request, mailbox, accepted))
+        self._send(_Submit(prepared, mailbox, accepted))
         try:
             await accepted
         except asyncio.CancelledError:
-            self.abort(request.id)
+            self.abort(prepared.request.id)
             raise
 
     def abort(self, request_id: str) -> None:
@@ -331,7 +325,7 @@ class _EngineThread:
         return True
 
     def _start(self, command: _Submit) -> None:
-        request, mailbox = command.request, command.mailbox
+        request, mailbox = command.prepared.request, command.mailbox
 
         def inbox(events: Sequence[Event], now: float) -> None:
             self._post(mailbox.loop, mailbox.post, events, now)

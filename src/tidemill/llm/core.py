@@ -18,8 +18,8 @@ from tidemill.engine.pooling import Pooling
 from tidemill.engine.speculation import MAX_DRAFT
 from tidemill.llm.aside import AsideThread
 from tidemill.llm.draft import open_draft
-from tidemill.llm.driver import Driver
-from tidemill.llm.embeddings import EmbeddingOutput, check_dimensions, choose_pooling, fit_text
+from tidemill.llm.driver import Driver, OnEnd
+from tidemill.llm.embeddings import check_dimensions, choose_pooling, fit_text
 from tidemill.llm.loading import (
     BackendName,
     CompiledModel,
@@ -30,7 +30,7 @@ from tidemill.llm.loading import (
     open_model,
     start_engine,
 )
-from tidemill.llm.outputs import OutputBuilder, RequestMetrics
+from tidemill.llm.outputs import OutputBuilder
 from tidemill.llm.prompts import (
     Conversation,
     PreparedPrompt,
@@ -130,14 +130,6 @@ class Prepared:
 
     request: Request
     builder: OutputBuilder
-
-
-@dataclass(slots=True)
-class PreparedEmbedding:
-    """The same of a text to embed."""
-
-    request: Request
-    output: EmbeddingOutput
 
 
 class Core:
@@ -295,6 +287,7 @@ class Core:
         request_id: str | None = None,
         priority: int = 0,
         salt: str = "",
+        pooling: Pooling | None = None,
     ) -> Prepared:
         """A request for the engine, whose checks come when it is submitted.
 
@@ -316,6 +309,7 @@ class Core:
             salt=salt,
             continues_text=params.echo or not prompt.is_chat,
             constraint=self.constraint(params),
+            pooling=pooling,
         )
         builder = OutputBuilder(
             request.id if request_id is None else request_id,
@@ -337,28 +331,30 @@ class Core:
         request_id: str | None = None,
         priority: int = 0,
         salt: str = "",
-    ) -> PreparedEmbedding:
-        """A text to embed, as a request for the engine. Raises RequestError."""
-        arrival = self.driver.clock()
-        check_dimensions(dimensions, self.compiled.opened.model.config.d_model)
-        if not isinstance(request_id, str | None):
-            raise ValueError(f"request_id must be a string, not {request_id!r}")
+    ) -> Prepared:
+        """A text to embed, as ``prepare`` makes it. Raises RequestError."""
+        opened = self.compiled.opened
+        check_dimensions(dimensions, opened.model.config.d_model)
+        whole = prepare(prompt, self.tokenizer)
         ids = fit_text(
-            prepare(prompt, self.tokenizer).token_ids,
+            whole.token_ids,
             context=self.driver.engine.max_context,
             truncate=truncate,
             end_ids=self.tokenizer.eos_ids,
         )
-        request = Request(
-            id=str(next(self._ids)),
-            prompt_token_ids=tuple(ids),
-            params=NO_OUTPUT,
+        return self.prepare(
+            PreparedPrompt(whole.text, tuple(ids)),
+            NO_OUTPUT,
+            request_id=request_id,
             priority=priority,
             salt=salt,
-            pooling=choose_pooling(pooling, self.compiled.opened.checkpoint),
+            pooling=choose_pooling(pooling, opened.checkpoint),
         )
-        name = request.id if request_id is None else request_id
-        return PreparedEmbedding(request, EmbeddingOutput(name, ids, RequestMetrics(arrival)))
+
+    def submit(self, prepared: Prepared, on_end: OnEnd = lambda: None) -> None:
+        """Queue a request; ``on_end`` is called when it has ended. Raises RequestError (a
+        ValueError) if it can never be served, QueueFullError if too many wait."""
+        self.driver.submit(prepared.request, prepared.builder.push, on_end)
 
     def render_chat(
         self,

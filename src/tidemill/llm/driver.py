@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from tidemill.engine.base import EmbeddingEvent, ErrorEvent, Event, FinishEvent, Request
+from tidemill.engine.base import ErrorEvent, Event, FinishEvent, Request
 from tidemill.engine.engine import Engine
 from tidemill.records import dataclass
 
@@ -101,7 +101,7 @@ class Driver:
             for event in mine:
                 if isinstance(event, FinishEvent):
                     running.unfinished -= 1
-                elif isinstance(event, EmbeddingEvent | ErrorEvent):
+                elif isinstance(event, ErrorEvent):
                     running.unfinished = 0
             running.inbox(mine, now)
             if running.unfinished <= 0:

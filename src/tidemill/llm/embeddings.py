@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.engine.base import EmbeddingEvent, ErrorEvent, Event
 from tidemill.engine.errors import ContextLengthError, RequestError
 from tidemill.engine.params import as_integer
 from tidemill.engine.pooling import Pooling
-from tidemill.llm.outputs import RequestMetrics
-from tidemill.records import dataclass
+from tidemill.llm.outputs import RequestOutput
 from tidemill.weights.base import Checkpoint
 
 Vector = npt.NDArray[np.float32]
@@ -37,16 +35,17 @@ def choose_pooling(asked: Pooling | None, checkpoint: Checkpoint) -> Pooling:
     return _GGUF_POOLING[kind] or "mean"
 
 
-def shape_vector(vector: Vector, *, dimensions: int | None, normalize: bool) -> Vector:
-    """The first ``dimensions`` of a pooled vector (for models trained so that these are good by
+def vector_of(output: RequestOutput, *, dimensions: int | None, normalize: bool) -> Vector:
+    """The first ``dimensions`` of what was pooled (for models trained so that these are good by
     themselves: Kusupati et al. 2022, "Matryoshka Representation Learning"), of length 1 if
-    ``normalize``. ``vector`` is (d,) or several, (n, d)."""
-    vector = vector[..., :dimensions]
-    if not normalize:
+    ``normalize``: float32 (dimensions,). Raises RuntimeError if the request failed."""
+    if output.embedding is None:
+        raise RuntimeError(output.error or "the request was dropped")
+    vector = output.embedding[:dimensions]
+    length = np.linalg.norm(vector.astype(np.float64))
+    if not normalize or length == 0:  # a vector of zeros has no direction
         return vector
-    length = np.linalg.norm(vector.astype(np.float64), axis=-1, keepdims=True)
-    # A vector of zeros has no direction and stays what it is.
-    return (vector / np.where(length > 0, length, 1.0)).astype(np.float32)
+    return (vector / length).astype(np.float32)
 
 
 def check_dimensions(dimensions: int | None, width: int) -> None:
@@ -80,35 +79,3 @@ def fit_text(
             "shorten it, or have it cut off (truncate_prompt_tokens)"
         )
     return token_ids
-
-
-@dataclass(slots=True)
-class EmbeddingOutput:
-    """What becomes of one text: its ``vector`` as it was pooled (d_model,), or an ``error``."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    metrics: RequestMetrics
-    num_cached_tokens: int = 0
-    vector: Vector | None = None
-    error: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.metrics.finished_time is not None
-
-    def push(self, events: Iterable[Event], now: float) -> None:
-        """Take the request's events of one step."""
-        for event in events:
-            if isinstance(event, EmbeddingEvent):
-                self.vector, self.num_cached_tokens = event.vector, event.cached_tokens
-                self.metrics.prompt_done_time = self.metrics.finished_time = now
-            elif isinstance(event, ErrorEvent):
-                self.error = event.message
-                self.metrics.finished_time = now
-
-    def result(self) -> Vector:
-        """The vector. Raises RuntimeError if the request failed."""
-        if self.vector is None:
-            raise RuntimeError(self.error or "the request has not ended")
-        return self.vector

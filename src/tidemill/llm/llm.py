@@ -14,12 +14,10 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from tidemill.engine.base import Request
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
-from tidemill.llm.core import Core, LoadOptions
-from tidemill.llm.driver import Inbox
-from tidemill.llm.embeddings import shape_vector
+from tidemill.llm.core import Core, LoadOptions, Prepared
+from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, as_conversations, as_list
 from tidemill.text.base import Tokenizer
@@ -117,17 +115,18 @@ class LLM:
         failed later.
         """
         self._core.check_open()
-        requests = [
-            self._core.prepare_embedding(
-                prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens
-            )
-            for prompt in as_list(prompts)
-        ]
-        self._finish([(r.request, r.output.push) for r in requests], use_tqdm)
-        width = self._core.compiled.opened.model.config.d_model
-        vectors = [request.output.result() for request in requests]
-        pooled = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
-        return shape_vector(pooled, dimensions=dimensions, normalize=normalize)
+        outputs = self._finish(
+            [
+                self._core.prepare_embedding(
+                    prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens
+                )
+                for prompt in as_list(prompts)
+            ],
+            use_tqdm,
+        )
+        width = dimensions or self._core.compiled.opened.model.config.d_model
+        vectors = [vector_of(o, dimensions=dimensions, normalize=normalize) for o in outputs]
+        return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
 
     def stream(
         self, prompt: Prompt | PreparedPrompt, sampling_params: SamplingParams | None = None
@@ -140,7 +139,7 @@ class LLM:
         """
         self._core.check_open()
         prepared = self._core.prepare(prompt, sampling_params or SamplingParams())
-        self._core.driver.submit(prepared.request, prepared.builder.push)
+        self._core.submit(prepared)
         try:
             while True:
                 # Steps made for others bring this request on as well, from other threads too.
@@ -153,7 +152,7 @@ class LLM:
                 with _InterruptsHeld():
                     self._core.driver.step()
         finally:
-            self._drop([prepared.request])
+            self._drop([prepared])
 
     def stream_chat(
         self,
@@ -194,16 +193,15 @@ class LLM:
         requests = [
             self._core.prepare(prompt, p) for prompt, p in zip(prompts, params, strict=True)
         ]
-        self._finish([(r.request, r.builder.push) for r in requests], use_tqdm)
-        return [request.builder.snapshot() for request in requests]
+        return self._finish(requests, use_tqdm)
 
-    def _finish(self, requests: Sequence[tuple[Request, Inbox]], use_tqdm: bool) -> None:
-        """Run requests together until all have ended; their events go to their inboxes."""
-        ended: list[Request] = []
+    def _finish(self, requests: Sequence[Prepared], use_tqdm: bool) -> list[RequestOutput]:
+        """Run requests together until all have ended."""
+        ended: list[Prepared] = []
         try:
             with _progress_bar(len(requests), use_tqdm) as bar, _InterruptsHeld() as interrupts:
-                for request, inbox in requests:
-                    self._core.driver.submit(request, inbox, partial(ended.append, request))
+                for request in requests:
+                    self._core.submit(request, partial(ended.append, request))
                     interrupts.let_through()
                 while len(ended) < len(requests):
                     self._core.driver.step()
@@ -211,14 +209,15 @@ class LLM:
                     if bar is not None:
                         bar.update(len(ended) - bar.n)
         except BaseException:
-            self._drop([request for request, _ in requests])
+            self._drop(requests)
             raise
+        return [request.builder.snapshot() for request in requests]
 
-    def _drop(self, requests: Sequence[Request]) -> None:
-        """Drop those that have not ended."""
+    def _drop(self, requests: Sequence[Prepared]) -> None:
         with _InterruptsHeld():
-            for request in requests:
-                self._core.driver.abort(request.id)
+            for prepared in requests:
+                if not prepared.builder.finished:
+                    self._core.driver.abort(prepared.request.id)
 
 
 def _per_prompt(

@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.base import (
+    EmbeddingEvent,
     ErrorEvent,
     Event,
     FinishEvent,
@@ -55,10 +59,12 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """Seconds on one monotonic clock; None for what has not happened. ``drafted_tokens`` were
-    guessed ahead for the ended outputs, ``accepted_tokens`` of them were right."""
+    """Seconds on one monotonic clock; None for what has not happened. ``first_scheduled_time`` is
+    when it was first worked on; until then it waited. ``drafted_tokens`` were guessed ahead for the
+    ended outputs, ``accepted_tokens`` of them were right."""
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     prompt_done_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -80,6 +86,7 @@ class RequestOutput:
 
     ``prompt`` is None for a prompt given as token ids. ``error`` says why a request failed in
     flight; its unfinished outputs then have the finish_reason "error" and what they had reached.
+    ``embedding``: the pooled vector (d_model,), if that was what was asked for.
     """
 
     request_id: str
@@ -91,6 +98,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
+    embedding: npt.NDArray[np.float32] | None = None
 
 
 _Told = tuple[int, int, bool]
@@ -140,7 +148,9 @@ class OutputBuilder:
                 self._finish(event)
             elif isinstance(event, PromptEvent):
                 self._prompt(event, now)
-            elif isinstance(event, ErrorEvent):
+            elif isinstance(event, EmbeddingEvent):
+                self.output.embedding = event.vector
+            else:
                 self._error(event)
         if self.output.finished and self.output.metrics.finished_time is None:
             self.output.metrics.finished_time = now
@@ -170,6 +180,7 @@ class OutputBuilder:
             whole.finished,
             RequestMetrics(
                 m.arrival_time,
+                m.first_scheduled_time,
                 m.prompt_done_time,
                 m.first_token_time,
                 m.last_token_time,
@@ -180,6 +191,7 @@ class OutputBuilder:
             whole.num_cached_tokens,
             whole.prompt_logprobs,
             whole.error,
+            whole.embedding,
         )
 
     def _part(self, out: CompletionOutput, told: _Told) -> CompletionOutput:
@@ -219,6 +231,7 @@ class OutputBuilder:
         self.output.finished = all(o.finished for o in self.output.outputs)
 
     def _prompt(self, event: PromptEvent, now: float) -> None:
+        self.output.metrics.first_scheduled_time = event.started
         self.output.metrics.prompt_done_time = now
         self.output.num_cached_tokens = event.cached_tokens
         params = self._params

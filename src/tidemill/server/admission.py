@@ -11,13 +11,13 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 
 from tidemill.engine.errors import QueueFullError
 from tidemill.server.fairness import OUTPUT_COST, PROMPT_COST, FairQueue, Ticket
 from tidemill.server.keys import Tenant
+from tidemill.server.placement import PATIENCE
 
-PATIENCE = 30.0
-"""Seconds after which what waits is served before more urgent classes."""
 _RATE_WINDOW = 64  # ends of requests over which the speed of the queue is measured
 
 
@@ -30,9 +30,11 @@ class Overloaded(QueueFullError):
 
 
 class Grant:
-    """The right to run a request, which is told what the request costs."""
+    """The right to run a request, which is told what the request costs. ``urgent``: at once, even
+    beside what fills the engine already (see FairQueue.start)."""
 
-    def __init__(self, queue: FairQueue, tenant: str) -> None:
+    def __init__(self, queue: FairQueue, tenant: str, urgent: bool) -> None:
+        self.urgent = urgent
         self._queue = queue
         self._tenant = tenant
 
@@ -44,32 +46,43 @@ class Grant:
 
 
 class Admission:
-    """Lets requests of ``capacity`` sequences together run; at most ``max_waiting`` wait."""
+    """Lets requests of ``capacity`` sequences together run; at most ``max_waiting`` wait.
+    ``keeps_places``: see FairQueue."""
 
-    def __init__(self, capacity: int, max_waiting: int, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, capacity: int, max_waiting: int, *, patience: float = PATIENCE,
+        keeps_places: bool = True,
+    ) -> None:  # fmt: skip
         self.capacity = capacity
         self.max_waiting = max_waiting
-        self.running = 0
-        self._queue = FairQueue(patience)
-        self._calls: dict[Ticket, asyncio.Future[None]] = {}
+        self._queue = FairQueue(capacity, patience, keeps_places=keeps_places)
+        self._calls: dict[Ticket, asyncio.Future[bool]] = {}
         self._ends: deque[float] = deque(maxlen=_RATE_WINDOW)
+
+    @property
+    def running(self) -> int:
+        return self._queue.running
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
     @asynccontextmanager
-    async def slot(self, tenant: Tenant, size: int, priority: int = 0) -> AsyncIterator[Grant]:
+    async def slot(
+        self, tenant: Tenant, size: int, priority: int = 0, deadline: float = inf
+    ) -> AsyncIterator[Grant]:
         """Wait for the turn of a request of ``size`` sequences, and hold its place. Raises
-        Overloaded at once if the queue is full, or later if it has to give way to others."""
+        Overloaded at once if the queue is full, or later if it has to give way to others. Whoever
+        asks gives up at ``deadline``."""
         size = min(size, self.capacity)
-        ticket = Ticket(tenant.name, tenant.priority + priority, size, time.monotonic())
+        now = time.monotonic()
+        ticket = Ticket(tenant.name, tenant.priority + priority, size, now, deadline)
         self._make_room(ticket)
         self._queue.add(ticket, tenant.weight)
         call = self._calls[ticket] = asyncio.get_running_loop().create_future()
         self._call_next()
         try:
-            await call
+            urgent = await call
         except BaseException:
             if self._calls.pop(ticket, None) is not None:
                 self._queue.remove(ticket)
@@ -78,7 +91,7 @@ class Admission:
             self._call_next()
             raise
         try:
-            yield Grant(self._queue, tenant.name)
+            yield Grant(self._queue, tenant.name, urgent)
         finally:
             self._end(ticket)
             self._call_next()
@@ -91,7 +104,7 @@ class Admission:
         return min(max(1.0, len(self._queue) / rate), 600.0)
 
     def _make_room(self, ticket: Ticket) -> None:
-        if len(self._queue) < self.max_waiting or self._fits(ticket):
+        if len(self._queue) < self.max_waiting:
             return
         victim = self._queue.newest_of_largest(ticket.tenant)
         if victim is None:
@@ -104,22 +117,16 @@ class Admission:
             f"{len(self._queue)} requests are waiting already; try again later", self.retry_after()
         )
 
-    def _fits(self, ticket: Ticket) -> bool:
-        return not len(self._queue) and self.running + ticket.size <= self.capacity
-
     def _call_next(self) -> None:
-        while (ticket := self._queue.next(time.monotonic())) is not None:
-            if self.running + ticket.size > self.capacity:
-                return
-            self._queue.start(ticket)
-            self.running += ticket.size
+        now = time.monotonic()
+        while (ticket := self._queue.next(now)) is not None:
+            urgent = self._queue.start(ticket, now)
             call = self._calls.pop(ticket)
             if call.done():  # cancelled, and not yet told
                 self._end(ticket)
             else:
-                call.set_result(None)
+                call.set_result(urgent)
 
     def _end(self, ticket: Ticket) -> None:
-        self.running -= ticket.size
         self._ends.append(time.monotonic())
         self._queue.end(ticket)

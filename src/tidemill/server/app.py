@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -21,6 +22,7 @@ from tidemill.server.http import ClientGone, Exchange, Receive, Scope, Send
 from tidemill.server.keys import ANYBODY, Keys, Tenant
 from tidemill.server.ollama.errors import write_error as write_ollama_error
 from tidemill.server.operations import OPERATIONS, Operation
+from tidemill.server.rate_limits import anthropic_headers, openai_headers
 from tidemill.server.service import Service
 
 log = logging.getLogger("tidemill.server")
@@ -119,6 +121,7 @@ class _Endpoint:
                 )
             if not self._open:
                 exchange.tenant = app.tenant(scope)
+                exchange.headers = partial(self._limits, exchange.tenant)
                 if service.draining:
                     raise ApiError(
                         503, "the server is shutting down", code="draining", retry_after=5
@@ -137,6 +140,14 @@ class _Endpoint:
         """The methods that this path takes."""
         return ", ".join(o.method for o in OPERATIONS if o.path == self._operation.path)
 
+    def _limits(self, tenant: Tenant) -> dict[str, str]:
+        """The headers that tell of the tenant's quotas."""
+        quotas, now = self._app.service.quotas, time.monotonic()
+        limits = quotas.limits(tenant, now)
+        if self._operation.group == "Anthropic":
+            return anthropic_headers(limits, quotas.wall(now))
+        return openai_headers(limits)
+
     async def _fail(self, exchange: Exchange, error: Exception) -> None:
         known = api_error(error)
         if known is None:
@@ -146,12 +157,15 @@ class _Endpoint:
                 f"an error of the server's own; its log has it under {exchange.id}",
                 code="internal_error",
             )
+        exchange.error = known.code
         if exchange.status:  # the answer has begun: it can only be cut off
-            log.error("request %s broke off: %s", exchange.id, known.message)
+            log.error("request %s broke off: %s", exchange.id, known.code)
             raise error
         headers = {}
         if known.retry_after is not None:
             headers["retry-after"] = str(math.ceil(known.retry_after))
+            # In which OpenAI's and Anthropic's clients look first.
+            headers["retry-after-ms"] = str(math.ceil(known.retry_after * 1000))
         if known.status == 401:
             headers["www-authenticate"] = "Bearer"
         if known.status == 405:
@@ -164,17 +178,22 @@ class _Endpoint:
 
     def _record(self, exchange: Exchange) -> None:
         path = self._operation.path
-        self._app.service.metrics.http.labels(path, str(exchange.status)).inc()
+        tenant = None if self._open else exchange.tenant
+        self._app.service.metrics.answered(path, exchange.status, tenant)
         if self._open:
             return
+        now, config = time.monotonic(), self._app.service.config
         requests_log.log(
             logging.DEBUG if path == "/metrics" else logging.INFO,
             "%s %s %d", exchange.scope["method"], exchange.path, exchange.status,
             extra={
                 "request_id": exchange.id,
                 "tenant": exchange.tenant.name,
-                "seconds": round(time.monotonic() - exchange.started, 4),
-                **exchange.note,
+                "status": exchange.status,
+                **({"error": exchange.error} if exchange.error else {}),
+                **exchange.account.line(now),
+                "duration": round(now - exchange.started, 4),
+                **(exchange.account.texts() if config.log_prompts else {}),
             },
         )  # fmt: skip
 

@@ -90,6 +90,8 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     what runs. ``keep_alive_seconds``: idle models that are not pinned are unloaded after that
     (None: never). ``max_loaded``: most models in memory at once (None: all).
     ``allow_origins``: web pages of other origins that may use the API ("*": all).
+    ``log_prompts``: prompts and answers are part of logs and traces. ``otlp_endpoint``: URL of an
+    OpenTelemetry collector for traces, without ``/v1/traces`` (see tracing.py).
     """
 
     host: str = "127.0.0.1"
@@ -109,6 +111,8 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     offline: bool = False
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_prompts: bool = False
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         seen: set[str] = set()

@@ -7,42 +7,53 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-ABORT = "tidemill.abort"
-"""Key in a request's scope: a function that ends its connection at once, unsent data and all."""
-
 
 class Connection(HttpToolsProtocol):
-    """A connection must have sent the head of a request within ``head_seconds`` of being made, and
-    of having begun to send one."""
+    """A connection that is ended at once, unsent data and all, when its client stalls.
 
-    head_seconds = 60.0
+    The head of a request must have arrived within ``stall_seconds`` of the connection's being made,
+    and of having begun to arrive. Where so much has been written that the client is to read first,
+    it must have read within that time.
+    """
+
+    stall_seconds = 60.0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._wait_for_head()
+        self._head_timer = self._abort_later()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_arrived()
+        _cancel(self._head_timer)
+        _cancel(self._write_timer)
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
         if self._head_timer is None:
-            self._wait_for_head()
+            self._head_timer = self._abort_later()
 
     def on_headers_complete(self) -> None:
-        self._head_arrived()
+        _cancel(self._head_timer)
+        self._head_timer = None
         super().on_headers_complete()
 
-    def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_seconds, self.transport.abort)
+    def pause_writing(self) -> None:
+        self._write_timer = self._abort_later()
+        super().pause_writing()
 
-    def _head_arrived(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def resume_writing(self) -> None:
+        _cancel(self._write_timer)
+        super().resume_writing()
+
+    def _abort_later(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tidemill.engine.errors import RequestError
 from tidemill.engine.pooling import Pooling
 from tidemill.llm.embeddings import check_dimensions, choose_pooling, fit_text
+from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.models import LoadedModel
 
 MAX_TEXTS = 2048  # of one request, as OpenAI has it
@@ -20,17 +21,21 @@ def check_vector(model: LoadedModel, pooling: Pooling | None, dimensions: int | 
     return choose_pooling(pooling, model.opened.checkpoint)
 
 
-def text_ids(
+def prepare_texts(
     model: LoadedModel, texts: Texts, *, truncate: int | None, context: int | None = None
-) -> list[Sequence[int]]:
-    """The token ids of each text, of which there may be ``context`` (None: as many as the model
-    takes). Raises RequestError, ContextLengthError for one that is too long."""
+) -> list[PreparedPrompt]:
+    """Each text tokenised, of at most ``context`` tokens (None: as many as the model takes). Raises
+    RequestError, ContextLengthError for one that is too long."""
     most: int = model.worker.info["max_context"] if context is None else context
-    end_ids = model.opened.tokenizer.eos_ids
-    found: list[Sequence[int]] = []
+    prompting = model.prompting
+    found = []
     for i, text in enumerate(texts):
-        ids = model.opened.tokenizer.encode(text) if isinstance(text, str) else text
-        if not ids:
+        whole = prompting.text(text) if isinstance(text, str) else prompting.tokens(text)
+        if not whole.token_ids:
             raise RequestError(f"prompt: text {i} has no tokens", param="prompt")
-        found.append(fit_text(ids, context=most, truncate=truncate, end_ids=end_ids))
+        ids = fit_text(
+            whole.token_ids, context=most, truncate=truncate,
+            end_ids=prompting.tokenizer.eos_ids,
+        )  # fmt: skip
+        found.append(PreparedPrompt(whole.text, tuple(ids)))
     return found

@@ -7,8 +7,13 @@ counter is next. A tenant that comes back after a pause begins at the lowest cou
 are active, so that nobody saves up while away; two tenants that always have something waiting can
 then never be further apart than what runs at once.
 
-Classes come first: of a more urgent class everything is served before anything of a less urgent
-one, except what has waited longer than ``patience``, which is served in the order in which it came.
+Between priority classes the scheduling priority decides (placement.py).
+
+Nobody takes all places: a tenant may have at most MOST times as many as would still be free, so
+that whoever comes next finds one (the dynamic threshold of Choudhury and Hahne, "Dynamic queue
+length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
+1998). One tenant alone gets 7/8 of the places, of two that want all each 7/15.
+
 Pure: time is handed in, and nothing waits here (see admission.py).
 """
 
@@ -17,25 +22,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
+
+from tidemill.server.placement import scheduling_priority, urgency, utilisation, weight
 
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
 """Of a token, in the unit of counters; the values of the paper."""
+MOST = 7
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request in the queue: ``size`` sequences for ``tenant``. Smaller ``priority`` is first."""
+    """A request in the queue: ``size`` sequences for ``tenant``. Smaller ``priority`` is first.
+    After ``deadline`` it is given up."""
 
     tenant: str
     priority: int
     size: int
     arrived: float
+    deadline: float = inf
 
 
 @dataclass(slots=True)
 class _Account:
-    """What is known of a tenant. ``waiting``: its tickets by class, each in order of arrival."""
+    """What is known of a tenant. ``running``: its sequences. ``waiting``: its tickets by class,
+    each in order of arrival."""
 
     weight: float
     served: float = 0.0
@@ -52,11 +64,18 @@ class _Account:
 
 
 class FairQueue:
-    """Tickets, and the tenants' counters."""
+    """Tickets, and the tenants' counters. ``capacity``: sequences that can run together.
+    ``keeps_places``: for other tenants; not where there are none."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, capacity: int, patience: float, *, keeps_places: bool = True) -> None:
+        self.running = 0
+        """Sequences that do."""
+        self._capacity = capacity
         self._patience = patience
+        self._keeps_places = keeps_places
         self._accounts: dict[str, _Account] = {}
+        self._passed_over: dict[int, float] = {}
+        """Since when, by class; those that have something waiting."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -69,30 +88,55 @@ class FairQueue:
             active = [a.served for a in self._accounts.values() if a.active]
             account.served = max(account.served, min(active, default=account.served))
         account.waiting.setdefault(ticket.priority, deque()).append(ticket)
+        self._passed_over.setdefault(ticket.priority, ticket.arrived)
         self._size += 1
 
     def next(self, now: float) -> Ticket | None:
-        """The ticket that is to be served next; it stays in the queue."""
-        heads = list(self._heads())
-        if not heads:
+        """The ticket that is to be served next; it stays in the queue. None if there is none, or
+        no place for it: until there is, nothing else is served, or large ones would never be."""
+        best: dict[int, tuple[float, Ticket]] = {}  # of each class, by the tenants' counters
+        for ticket, account in self._heads():
+            if self._may_have(account, ticket.size):
+                known = best.get(ticket.priority)
+                if known is None or (account.served, ticket.arrived) < (known[0], known[1].arrived):
+                    best[ticket.priority] = account.served, ticket
+        if not best:
             return None
-        late = [ticket for ticket, _ in heads if now - ticket.arrived > self._patience]
-        if late:
-            return min(late, key=lambda ticket: ticket.arrived)
-        return min(heads, key=lambda head: (head[0].priority, head[1], head[0].arrived))[0]
+        ranks = {priority: rank for rank, priority in enumerate(sorted(self._passed_over))}
 
-    def start(self, ticket: Ticket) -> None:
-        """``ticket`` leaves the queue and runs, until ``end``."""
+        def order(ticket: Ticket) -> tuple[float, float, int]:
+            since = self._passed_over[ticket.priority]
+            use = utilisation(
+                self.running, ticket.size, self._capacity, weight(ranks[ticket.priority])
+            )
+            bonus = urgency(now - since, ticket.deadline - now, self._patience)
+            return -scheduling_priority(use, bonus), since, ticket.priority
+
+        found = min((ticket for _, ticket in best.values()), key=order)
+        return found if self.running + found.size <= self._capacity else None
+
+    def start(self, ticket: Ticket, now: float) -> bool:
+        """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: others fill
+        the places, and its tenant has none and has been served no more than they."""
+        account = self._accounts[ticket.tenant]
+        others = [a.served for a in self._accounts.values() if a.running and a is not account]
+        urgent = bool(others) and not account.running and account.served <= min(others)
         self.remove(ticket)
-        self._accounts[ticket.tenant].running += 1
+        if ticket.priority in self._passed_over:
+            self._passed_over[ticket.priority] = now
+        account.running += ticket.size
+        self.running += ticket.size
+        return urgent
 
     def remove(self, ticket: Ticket) -> None:
         """``ticket`` leaves the queue."""
-        account = self._accounts[ticket.tenant]
-        tickets = account.waiting[ticket.priority]
+        waiting = self._accounts[ticket.tenant].waiting
+        tickets = waiting[ticket.priority]
         tickets.remove(ticket)
         if not tickets:
-            del account.waiting[ticket.priority]
+            del waiting[ticket.priority]
+            if all(ticket.priority not in a.waiting for a in self._accounts.values()):
+                del self._passed_over[ticket.priority]
         self._size -= 1
 
     def charge(self, tenant: str, cost: float) -> None:
@@ -103,9 +147,10 @@ class FairQueue:
     def end(self, ticket: Ticket) -> None:
         """What was started is over. Tenants with nothing left are forgotten once all others that
         are active have got as far: then a new counter would be no lower."""
-        self._accounts[ticket.tenant].running -= 1
+        self._accounts[ticket.tenant].running -= ticket.size
+        self.running -= ticket.size
         active = [a.served for a in self._accounts.values() if a.active]
-        least = min(active, default=float("inf"))
+        least = min(active, default=inf)
         for name in [n for n, a in self._accounts.items() if not a.active and a.served <= least]:
             del self._accounts[name]
 
@@ -121,8 +166,14 @@ class FairQueue:
             return None
         return account.waiting[max(account.waiting)][-1]
 
-    def _heads(self) -> Iterator[tuple[Ticket, float]]:
-        """The first ticket of each tenant and class, and the tenant's counter."""
+    def _may_have(self, account: _Account, size: int) -> bool:
+        """Whether the tenant may have so many more places, whether they are free or not."""
+        if not self._keeps_places or not account.running:
+            return True
+        return account.running + size <= MOST * (self._capacity - self.running)
+
+    def _heads(self) -> Iterator[tuple[Ticket, _Account]]:
+        """The first ticket of each tenant and class."""
         for account in self._accounts.values():
             for tickets in account.waiting.values():
-                yield tickets[0], account.served
+                yield tickets[0], account

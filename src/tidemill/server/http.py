@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tidemill.server.connection import ABORT
+from tidemill.server.account import Account
 from tidemill.server.errors import ApiError
 from tidemill.server.keys import Tenant
 
@@ -28,7 +28,7 @@ SSE = "text/event-stream; charset=utf-8"
 
 
 class ClientGone(Exception):
-    """The client closed its connection, or stopped reading: there is nobody to answer."""
+    """The client closed its connection, or was cut off: there is nobody to answer."""
 
 
 class Exchange:
@@ -47,8 +47,12 @@ class Exchange:
         self.started = time.monotonic()
         self.status = 0
         """HTTP status of the answer, once it has begun."""
-        self.note: dict[str, Any] = {}
-        """What handlers add to the request's line in the log."""
+        self.error: str | None = None
+        """The code of the error that it was answered with."""
+        self.headers: Callable[[], Mapping[str, str]] = dict
+        """Gives what the head of every answer has beside its own."""
+        self.account = Account()
+        """What it is given of a model, if it asks one."""
         self._receive = receive
         self._send_raw = send
         self._max_body = max_body
@@ -156,7 +160,7 @@ class Exchange:
         self, status: int, headers: Mapping[str, str], more: Mapping[str, str] | None
     ) -> None:
         self.status = status
-        every = {**headers, **(more or {}), "x-request-id": self.id}
+        every = {**headers, **self.headers(), **(more or {}), "x-request-id": self.id}
         every["request-id"] = self.id  # the name that Anthropic's clients look for
         await self._send(
             {
@@ -167,15 +171,9 @@ class Exchange:
         )
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
-        # Waits while the connection's buffer is full: a client that does not read is given up.
+        # Waits while the connection's buffer is full, which connection.py puts an end to.
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self._send_raw(message)
-        except TimeoutError:
-            abort = self.scope.get(ABORT)
-            if abort is not None:
-                abort()  # or what was written would wait for ever
-            raise ClientGone from None
+            await self._send_raw(message)
         except OSError:
             raise ClientGone from None
 

@@ -36,10 +36,14 @@ _RECHECK_SECONDS = 1.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 KEY_PREFIX = "tm-"
 
+Quota = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+QUOTAS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_concurrent")
+
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Whoever has one of ``sha256``'s keys. ``models`` empty: all models. ``priority`` and
-    ``weight``: see fairness.py."""
+    ``weight``: see fairness.py. The rest are quotas, None where there is none: see quotas.py. The
+    bursts are what may come at once, a minute's worth if they are not set."""
 
     name: str
     sha256: tuple[str, ...] = ()
@@ -47,14 +51,29 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
     admin: bool = False
+    requests_per_minute: Quota | None = None
+    tokens_per_minute: Quota | None = None
+    tokens_per_day: Quota | None = None
+    max_concurrent: Quota | None = None
+    burst_requests: Quota | None = None
+    burst_tokens: Quota | None = None
 
     def __post_init__(self) -> None:
+        for kind in ("requests", "tokens"):
+            if getattr(self, f"burst_{kind}") and not getattr(self, f"{kind}_per_minute"):
+                raise ValueError(
+                    f"tenant {self.name!r}: burst_{kind} means nothing without {kind}_per_minute"
+                )
         for digest in self.sha256:
             if not _DIGEST.fullmatch(digest):
                 raise ValueError(
                     f"tenant {self.name!r}: sha256 has {digest[:12]!r}, which is no SHA-256 digest "
                     "of 64 hexadecimal digits"
                 )
+
+    @property
+    def has_quotas(self) -> bool:
+        return any(getattr(self, name) is not None for name in QUOTAS)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models

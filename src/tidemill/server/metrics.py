@@ -1,20 +1,41 @@
 """Prometheus metrics, under the names and buckets of vLLM's where they mean the same, so that
-dashboards made for it show this server too.
+dashboards made for it show this server too (docs/server.md says which are not there).
 
-Counters and histograms are of requests as their handlers see them; gauges of the engines come from
-what the workers last said.
+Histograms of requests are filled as their handlers see them, those of steps and all that the
+engines count come from what the workers last said. Whatever is labelled with a model goes when the
+model does; labels come from the settings and the key file only, never from requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.utils import floatToGoString
 
 from tidemill.engine.base import EngineStats
-from tidemill.llm.embeddings import EmbeddingOutput
+from tidemill.engine.histogram import Histogram
+from tidemill.engine.params import SamplingParams
+from tidemill.hardware.energy import EnergyMeters
 from tidemill.llm.outputs import RequestOutput
+from tidemill.server.account import generated, queue_seconds
+from tidemill.server.keys import Tenant
+from tidemill.server.models import LoadedModel, Models
 
 _TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -24,117 +45,303 @@ _ITL = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
     40.0, 80.0,
 )  # fmt: skip
-_E2E = (
+_REQUEST = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
     480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_N = (1, 2, 5, 10, 20)
+
+_OLDER_NAMES = {
+    # Dashboards made for vLLM before 0.9 ask for these.
+    "vllm:inter_token_latency_seconds": "vllm:time_per_output_token_seconds",
+    "vllm:kv_cache_usage_perc": "vllm:gpu_cache_usage_perc",
+}
+
+
+class _Distribution(NamedTuple):
+    name: str
+    text: str
+    bounds: Sequence[float]
+
+
+_OF_REQUESTS = {
+    "ttft": _Distribution(
+        "vllm:time_to_first_token_seconds", "Time from arrival to the first token.", _TTFT
+    ),
+    "itl": _Distribution(
+        "vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", _ITL
+    ),
+    "tpot": _Distribution(
+        "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", _ITL
+    ),
+    "e2e": _Distribution(
+        "vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", _REQUEST
+    ),
+    "queue": _Distribution(
+        "vllm:request_queue_time_seconds", "Time from arrival to the first step.", _REQUEST
+    ),
+    "prefill": _Distribution(
+        "vllm:request_prefill_time_seconds", "Time from there to the first token.", _REQUEST
+    ),
+    "decode": _Distribution(
+        "vllm:request_decode_time_seconds", "Time from there to the last token.", _REQUEST
+    ),
+    "inference": _Distribution(
+        "vllm:request_inference_time_seconds", "Time of prefill and decode.", _REQUEST
+    ),
+    "prompt": _Distribution("vllm:request_prompt_tokens", "Tokens of prompts.", _TOKENS),
+    "computed": _Distribution(
+        "vllm:request_prefill_kv_computed_tokens", "Of these, not found in the cache.", _TOKENS
+    ),
+    "generated": _Distribution("vllm:request_generation_tokens", "Tokens of answers.", _TOKENS),
+    "longest": _Distribution(
+        "vllm:request_max_num_generation_tokens", "Tokens of the longest of n answers.", _TOKENS
+    ),
+    "max_tokens": _Distribution(
+        "vllm:request_params_max_tokens", "The parameter max_tokens, where given.", _TOKENS
+    ),
+    "n": _Distribution("vllm:request_params_n", "The parameter n.", _N),
+}
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class _OfModel:
+    """What is counted of one model's requests."""
+
+    def __init__(self) -> None:
+        self.histograms = {key: Histogram(tuple(d.bounds)) for key, d in _OF_REQUESTS.items()}
+        self.itl = self.histograms["itl"]
+        self.finished = Counter(dict.fromkeys(_REASONS, 0))
+
+    def add(self, key: str, value: float) -> None:
+        self.histograms[key].add(value)
 
 
 class Metrics:
-    """One server's metrics. ``engines`` gives the latest statistics of each loaded model, and how
-    many KV blocks it has."""
+    """One server's metrics."""
 
-    def __init__(self, engines: Callable[[], Mapping[str, tuple[EngineStats, int]]]) -> None:
-        self.registry = CollectorRegistry()
-        model = ["model_name"]
+    def __init__(self, models: Models, energy: EnergyMeters) -> None:
+        self._models = models
+        self._energy = energy
+        self._of_models: defaultdict[str, _OfModel] = defaultdict(_OfModel)
+        self._answers: Counter[tuple[str, str]] = Counter()  # by route and status
+        self._tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, model, buckets=buckets, registry=self.registry)
+    # ---- what happens
 
-        self._ttft = histogram("vllm:time_to_first_token_seconds", "Time to first token.", _TTFT)
-        self._itl = histogram(
-            "vllm:inter_token_latency_seconds", "Time between two tokens of an answer.", _ITL
-        )
-        self._e2e = histogram(
-            "vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", _E2E
-        )
-        self._prompt = histogram("vllm:request_prompt_tokens", "Tokens of prompts.", _TOKENS)
-        self._generated = histogram("vllm:request_generation_tokens", "Tokens of answers.", _TOKENS)
-        self._finished = Counter(
-            "vllm:request_success", "Answers that ended, by why.", [*model, "finished_reason"],
-            registry=self.registry,
-        )  # fmt: skip
-        self.http = Counter(
-            "tidemill:http_requests", "Requests by route and status.", ["route", "status"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._engines = engines
-        self.registry.register(self)
+    def first_token(self, model: str, seconds: float) -> None:
+        """A request's first token came ``seconds`` after it had arrived."""
+        self._of_models[model].add("ttft", seconds)
 
     def token(self, model: str, seconds: float) -> None:
         """Another token came ``seconds`` after the one before it."""
-        self._itl.labels(model).observe(seconds)
+        self._of_models[model].itl.add(seconds)
 
-    def observe(self, model: str, output: RequestOutput) -> None:
-        """A request is over, however it ended."""
-        times = output.metrics
-        if times.time_to_first_token is not None:
-            self._ttft.labels(model).observe(times.time_to_first_token)
-        if self._observe_end(model, output):
-            for out in output.outputs:
-                self._generated.labels(model).observe(len(out.token_ids))
-                self._finished.labels(model, out.finish_reason or "abort").inc()
-
-    def observe_embedding(self, model: str, output: EmbeddingOutput) -> None:
-        """A text has been embedded, or that was given up."""
-        if self._observe_end(model, output):
-            self._finished.labels(model, "stop").inc()
-
-    def _observe_end(self, model: str, output: RequestOutput | EmbeddingOutput) -> bool:
-        """Whether it ended well; if not, that has been counted."""
-        times = output.metrics
+    def observe(
+        self, model: str, tenant: Tenant, params: SamplingParams, output: RequestOutput
+    ) -> None:
+        """A prompt's answers are over, however they ended."""
+        of, times = self._of_models[model], output.metrics
+        lengths = generated(output, params)
+        served = self._tenants[tenant.name]
+        served["prompt"] += len(output.prompt_token_ids)
+        served["generation"] += sum(lengths)
         if times.finished_time is None or output.error is not None:
-            self._finished.labels(model, "error" if output.error else "abort").inc()
-            return False
-        self._e2e.labels(model).observe(times.finished_time - times.arrival_time)
-        self._prompt.labels(model).observe(len(output.prompt_token_ids))
-        return True
+            of.finished["error" if output.error else "abort"] += 1
+            return
+        for length, out in zip(lengths, output.outputs, strict=True):
+            of.add("generated", length)
+            of.finished[out.finish_reason or "abort"] += 1
+        of.add("e2e", times.finished_time - times.arrival_time)
+        of.add("queue", queue_seconds(times, times.finished_time))
+        of.add("prompt", len(output.prompt_token_ids))
+        of.add("computed", len(output.prompt_token_ids) - output.num_cached_tokens)
+        of.add("longest", max(lengths))
+        of.add("n", params.n)
+        if params.max_tokens is not None:
+            of.add("max_tokens", params.max_tokens)
+        begun, first, last = (
+            times.first_scheduled_time,
+            times.first_token_time,
+            times.last_token_time,
+        )
+        if begun is not None and first is not None and last is not None:
+            of.add("prefill", first - begun)
+            of.add("decode", last - first)
+            of.add("inference", last - begun)
+            if max(lengths) > 1:
+                of.add("tpot", (last - first) / (max(lengths) - 1))
+
+    def answered(self, route: str, status: int, tenant: Tenant | None) -> None:
+        """A request has been answered; one of a ``tenant`` where keys are asked for."""
+        self._answers[route, str(status)] += 1
+        if tenant is not None:
+            served = self._tenants[tenant.name]
+            served["requests"] += 1
+            served["refused"] += status in (403, 429)
+
+    # ---- what is shown
 
     def text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus_client: what the engines say of themselves."""
-        engines = self._engines()
-        stats = {model: s for model, (s, _) in engines.items()}
+        """For prometheus_client."""
+        names = [entry.config.name for entry in self._models]
+        for gone in self._of_models.keys() - set(names):
+            del self._of_models[gone]
+        of_models = {name: self._of_models[name] for name in names}
+        loaded = {e.config.name: e.model for e in self._models if e.model is not None}
+        for family in chain(_requests(of_models), _engines(loaded)):
+            yield from _also(family)
+        yield from _workers(loaded)
+        yield from self._server()
 
-        def gauge(name: str, text: str, value: Callable[[EngineStats], float]) -> Metric:
-            family = GaugeMetricFamily(name, text, labels=["model_name"])
-            for model, s in stats.items():
-                family.add_metric([model], value(s))
-            return family
-
-        def counter(name: str, text: str, value: Callable[[EngineStats], float]) -> Metric:
-            family = CounterMetricFamily(name, text, labels=["model_name"])
-            for model, s in stats.items():
-                family.add_metric([model], value(s))
-            return family
-
-        yield gauge("vllm:num_requests_running", "Sequences computed.", lambda s: s.running)
-        yield gauge("vllm:num_requests_waiting", "Sequences queued.", lambda s: s.waiting)
-        usage = GaugeMetricFamily(
-            "vllm:kv_cache_usage_perc", "Share of KV blocks that sequences hold.",
-            labels=["model_name"],
+    def _server(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "tidemill:http_requests", "Requests by route and status.", labels=["route", "status"]
+        )
+        for labels, count in self._answers.items():
+            answers.add_metric(labels, count)
+        yield answers
+        for key, name, text in (
+            ("requests", "tidemill:tenant_requests", "Requests of a tenant."),
+            ("refused", "tidemill:tenant_refused", "Of these, answered with 403 or 429."),
+            ("prompt", "tidemill:tenant_prompt_tokens", "Prompt tokens of a tenant."),
+            ("generation", "tidemill:tenant_generation_tokens", "Tokens of its answers."),
+        ):
+            family = CounterMetricFamily(name, text, labels=["tenant"])
+            for tenant, served in self._tenants.items():
+                family.add_metric([tenant], served[key])
+            yield family
+        joules = CounterMetricFamily(
+            "tidemill:energy_joules", "Energy since the start, as a meter of the machine has it.",
+            labels=["meter"],
         )  # fmt: skip
-        for model, (s, blocks) in engines.items():
-            usage.add_metric([model], 1 - (s.free_blocks + s.cached_blocks) / max(1, blocks))
-        yield usage
-        yield counter("vllm:num_preemptions", "Sequences preempted.", lambda s: s.preemptions)
-        yield counter("vllm:prompt_tokens", "Prompt tokens.", lambda s: s.prompt_tokens)
-        yield counter("vllm:generation_tokens", "Tokens generated.", lambda s: s.generated_tokens)
-        yield counter(
-            "vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prompt_tokens
-        )
-        yield counter(
-            "vllm:prefix_cache_hits", "Prompt tokens found.", lambda s: s.cached_prompt_tokens
-        )
-        yield counter("vllm:spec_decode_num_draft_tokens", "Guesses.", lambda s: s.drafted_tokens)
-        yield counter(
-            "vllm:spec_decode_num_accepted_tokens", "Right guesses.", lambda s: s.accepted_tokens
-        )
-        yield counter("tidemill:engine_steps", "Forward steps.", lambda s: s.steps)
-        yield counter(
-            "tidemill:queue_seconds", "Time that requests waited to begin.",
-            lambda s: s.queue_seconds,
+        self._energy.read()
+        for meter in self._energy.meters:
+            joules.add_metric([meter.name], meter.joules)
+        if self._energy.meters:
+            yield joules
+
+
+def _requests(of_models: Mapping[str, _OfModel]) -> Iterator[Metric]:
+    for key, (name, text, _) in _OF_REQUESTS.items():
+        yield _histogram(name, text, {m: of.histograms[key] for m, of in of_models.items()})
+    finished = CounterMetricFamily(
+        "vllm:request_success", "Answers that ended, by why.",
+        labels=["model_name", "finished_reason"],
+    )  # fmt: skip
+    for model, of in of_models.items():
+        for reason, count in of.finished.items():
+            finished.add_metric([model, reason], count)
+    yield finished
+
+
+_Value = Callable[[LoadedModel], float]
+
+_GAUGES: tuple[tuple[str, str, _Value], ...] = (
+    ("vllm:num_requests_running", "Sequences computed.", lambda m: m.worker.stats.running),
+    (
+        "vllm:num_requests_waiting", "Sequences queued.",
+        lambda m: m.worker.stats.waiting + m.admission.waiting,
+    ),
+    (
+        "vllm:kv_cache_usage_perc", "Share of KV blocks that sequences hold.",
+        lambda m: _kv_usage(m.worker.stats, m.worker.info["kv_blocks"]),
+    ),
+)  # fmt: skip
+
+_COUNTERS: tuple[tuple[str, str, _Value], ...] = (
+    ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.worker.stats.preemptions),
+    ("vllm:prompt_tokens", "Prompt tokens.", lambda m: m.worker.stats.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated.", lambda m: m.worker.stats.generated_tokens),
+    ("vllm:prefix_cache_queries", "Prompt tokens looked up.",
+     lambda m: m.worker.stats.prompt_tokens),
+    ("vllm:prefix_cache_hits", "Prompt tokens found.",
+     lambda m: m.worker.stats.cached_prompt_tokens),
+    ("vllm:spec_decode_num_draft_tokens", "Guesses.", lambda m: m.worker.stats.drafted_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Right guesses.",
+     lambda m: m.worker.stats.accepted_tokens),
+    ("tidemill:engine_steps", "Forward steps.", lambda m: m.worker.stats.steps),
+    ("tidemill:engine_failures", "Requests that failed.", lambda m: m.worker.stats.failures),
+)  # fmt: skip
+
+
+def _kv_usage(stats: EngineStats, blocks: int) -> float:
+    return 1 - (stats.free_blocks + stats.cached_blocks) / max(1, blocks)
+
+
+def _engines(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:
+    """What the engines say of themselves."""
+    for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+        for name, text, value in table:
+            family = kind(name, text, labels=["model_name"])
+            for model, of in loaded.items():
+                family.add_metric([model], value(of))
+            yield family
+    stats = {model: of.worker.stats for model, of in loaded.items()}
+    yield _histogram(
+        "vllm:iteration_tokens_total", "Tokens of a forward step.",
+        {model: s.step_tokens for model, s in stats.items()},
+    )  # fmt: skip
+    yield _histogram(
+        "tidemill:step_sequences", "Sequences of a forward step.",
+        {model: s.step_sequences for model, s in stats.items()},
+    )  # fmt: skip
+    cache = GaugeMetricFamily(
+        "vllm:cache_config_info", "The KV cache; always 1.",
+        labels=["model_name", "block_size", "num_gpu_blocks", "cache_dtype",
+                "enable_prefix_caching"],
+    )  # fmt: skip
+    for model, of in loaded.items():
+        info, config = of.worker.info, of.config
+        cache.add_metric(
+            [model, str(info["kv_block_size"]), str(info["kv_blocks"]), config.kv_dtype,
+             str(config.prefix_caching)], 1,
         )  # fmt: skip
+    yield cache
+
+
+def _workers(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:
+    """What the system says of the models' processes, as process_* has it of this one."""
+    families: dict[str, Metric] = {}
+    for model, of in loaded.items():
+        for found in _ProcessOf(of.worker.pid).collect():
+            name = found.name.replace("process_", "tidemill:worker_", 1)
+            family = families.setdefault(name, Metric(name, found.documentation, found.type))
+            for sample in found.samples:
+                name = sample.name.replace("process_", "tidemill:worker_", 1)
+                family.add_sample(name, {"model_name": model}, sample.value)
+    yield from families.values()
+
+
+class _ProcessOf(ProcessCollector):
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid=lambda: pid, registry=None)
+
+
+def _histogram(name: str, text: str, of_models: Mapping[str, Histogram]) -> Metric:
+    family = HistogramMetricFamily(name, text, labels=["model_name"])
+    for model, histogram in of_models.items():
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        counts = accumulate(histogram.counts)
+        family.add_metric([model], list(zip(bounds, counts, strict=True)), histogram.total)
+    return family
+
+
+def _also(family: Metric) -> Iterator[Metric]:
+    """A metric, and once more under its older name, if it has one."""
+    yield family
+    if (older := _OLDER_NAMES.get(family.name)) is not None:
+        again = Metric(older, family.documentation, family.type)
+        for sample in family.samples:
+            name = sample.name.replace(family.name, older, 1)
+            again.add_sample(name, sample.labels, sample.value)
+        yield again

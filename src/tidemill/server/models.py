@@ -11,24 +11,21 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
-from tidemill.engine.base import NO_OUTPUT, EngineStats, Request
+from tidemill.engine.base import Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
-from tidemill.llm.embeddings import EmbeddingOutput
 from tidemill.llm.loading import OpenModel, open_model
-from tidemill.llm.outputs import OutputBuilder, RequestMetrics
+from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.admission import Admission
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable
 from tidemill.server.prompting import Prompting
-from tidemill.server.running import Embedding, Generation, Meter
-from tidemill.server.worker_process import WorkerProcess
+from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
 
 log = logging.getLogger("tidemill.server")
 
@@ -41,16 +38,31 @@ OnStage = Callable[[str, str, float], None]
 """Told (model, stage, how much of it is done) while models load."""
 
 
+class Meter(Protocol):
+    """Told what a request is given."""
+
+    def prompt(self, tokens: int) -> None:
+        """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
+
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
+        """So many tokens more, ``seconds`` after the ones before, or after its arrival where they
+        are the ``first``."""
+
+
 class LoadedModel:
     """A model with its worker, and the queue in front of it."""
 
     def __init__(
-        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int
-    ) -> None:
+        self, config: ModelConfig, opened: OpenModel, worker: WorkerProcess, max_waiting: int,
+        several_tenants: bool,
+    ) -> None:  # fmt: skip
         self.config = config
-        # A few more than run at once: the engine finds the next ones without asking.
-        ahead = max(1, config.max_sequences // 8)
-        self.admission = Admission(config.max_sequences + ahead, max_waiting)
+        # Where nobody keeps a place for others, a few more than run at once: the engine finds the
+        # next ones without asking.
+        ahead = 0 if several_tenants else max(1, config.max_sequences // 8)
+        self.admission = Admission(
+            config.max_sequences + ahead, max_waiting, keeps_places=several_tenants
+        )
         self.opened = opened
         self.worker = worker
         self.prompting = Prompting(opened, config.chat_template)
@@ -81,10 +93,14 @@ class LoadedModel:
         *,
         priority: int,
         salt: str,
+        arrival: float,
         seconds: float,
         meter: Meter,
+        urgent: bool = False,
+        pooling: Pooling | None = None,
     ) -> Generation:
-        """Queue a request. Raises RequestError, QueueFullError or ModelUnavailable."""
+        """Queue a request that came at ``arrival``; with ``pooling`` it is to be embedded. Raises
+        RequestError, QueueFullError, ModelUnavailable."""
         request = Request(
             request_id,
             prompt.token_ids,
@@ -92,30 +108,87 @@ class LoadedModel:
             priority,
             salt,
             continues_text=params.echo or not prompt.is_chat,
+            urgent=urgent,
+            pooling=pooling,
         )
         builder = OutputBuilder(
-            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer,
-            time.monotonic(),
-        )  # fmt: skip
+            request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer, arrival
+        )
         mailbox = await self.worker.submit(request)
         return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
-    async def embed(
+
+class Generation:
+    """The answer to one request as it comes. Leaving it early needs ``aclose``.
+
+    After ``seconds`` the request is ended, with an error.
+    """
+
+    def __init__(
         self,
-        request_id: str,
-        token_ids: Sequence[int],
-        pooling: Pooling,
+        worker: WorkerProcess,
+        request: Request,
+        mailbox: Mailbox,
+        builder: OutputBuilder,
         *,
-        priority: int,
-        salt: str,
         seconds: float,
         meter: Meter,
-    ) -> Embedding:
-        """Queue a text to embed. Raises what ``generate`` does."""
-        request = Request(request_id, tuple(token_ids), NO_OUTPUT, priority, salt, pooling=pooling)
-        output = EmbeddingOutput(request_id, token_ids, RequestMetrics(time.monotonic()))
-        mailbox = await self.worker.submit(request)
-        return Embedding(self.worker, request, mailbox, output, seconds=seconds, meter=meter)
+    ) -> None:
+        self.builder = builder
+        self._worker = worker
+        self._events = worker.events(request, mailbox)
+        self._meter = meter
+        self._seconds = seconds
+        self._late = False
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
+
+    async def deltas(self) -> AsyncIterator[RequestOutput]:
+        """What is new, as often as there is something."""
+        async for batches in self._events:
+            self._push(batches)
+            delta = self.builder.delta()
+            if delta.outputs or delta.finished:
+                yield delta
+
+    async def whole(self) -> RequestOutput:
+        """All of it. Raises ApiError if it failed."""
+        async for batches in self._events:
+            self._push(batches)
+        if (failure := self.failure) is not None:
+            raise failure
+        return self.builder.snapshot()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """What to tell if the request failed after it had been accepted."""
+        message = self.builder.output.error
+        if message is None:
+            return None
+        if self._late:
+            return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
+        if self._worker.ended.done():
+            return ApiError(503, message, code="model_unavailable", retry_after=2)
+        return ApiError(500, message, code="generation_failed")
+
+    async def aclose(self) -> None:
+        self._deadline.cancel()
+        await self._events.aclose()
+
+    def _expire(self, request_id: str) -> None:
+        self._late = True
+        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
+
+    def _push(self, batches: Batches) -> None:
+        output = self.builder.output
+        times = output.metrics
+        for events, now in batches:
+            done, before = times.prompt_done_time, times.last_token_time
+            self.builder.push(events, now)
+            if done is None and times.prompt_done_time is not None:
+                self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
+            if tokens := sum(isinstance(event, TokenEvent) for event in events):
+                since = times.arrival_time if before is None else before
+                self._meter.output(tokens, now - since, before is None)
 
 
 class Entry:
@@ -152,8 +225,10 @@ class Models:
         max_loaded: int | None = None,
         keep_alive: float | None = None,
         offline: bool = False,
+        several_tenants: bool = False,
         on_stage: OnStage | None = None,
     ) -> None:
+        """``several_tenants``: there may be more than one, so that none gets all places."""
         self._entries: dict[str, Entry] = {}
         self._names: dict[str, str] = {}  # also aliases
         for config in configs:
@@ -162,6 +237,7 @@ class Models:
         self._max_loaded = max_loaded
         self._keep_alive = keep_alive
         self._offline = offline
+        self._several_tenants = several_tenants
         self._on_stage = on_stage
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -198,18 +274,6 @@ class Models:
             if entry.model is not None:
                 return entry.model
             await asyncio.shield(self._load(entry))
-
-    def stats(self) -> dict[str, tuple[EngineStats, int]]:
-        """The engines' latest statistics, with what waits in front of them, and their KV blocks,
-        by model."""
-        return {
-            name: (
-                replace(m.worker.stats, waiting=m.worker.stats.waiting + m.admission.waiting),
-                m.worker.info["kv_blocks"],
-            )
-            for name, m in ((e.config.name, e.model) for e in self)
-            if m is not None
-        }
 
     # ---- changing
 
@@ -384,7 +448,7 @@ class Models:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
-            return LoadedModel(config, opened, worker, self._max_waiting)
+            return LoadedModel(config, opened, worker, self._max_waiting, self._several_tenants)
         except BaseException:
             await worker.close()
             raise

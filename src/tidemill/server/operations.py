@@ -9,6 +9,7 @@ import msgspec
 
 from tidemill import __version__
 from tidemill.server import admin, openapi, web
+from tidemill.server.anthropic import catalogue as anthropic_catalogue
 from tidemill.server.anthropic.errors import write_error as write_anthropic_error
 from tidemill.server.anthropic.messages import count_tokens, messages
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
@@ -26,13 +27,12 @@ from tidemill.server.ollama.embeddings import (
 from tidemill.server.ollama.errors import write_error as write_ollama_error
 from tidemill.server.ollama.generate import chat as ollama_chat
 from tidemill.server.ollama.generate import generate as ollama_generate
+from tidemill.server.openai import catalogue
 from tidemill.server.openai.answers import write_error
 from tidemill.server.openai.catalogue import (
     DetokenizeRequest,
     TokenizeRequest,
     detokenize,
-    get_model,
-    list_models,
     tokenize,
 )
 from tidemill.server.openai.chat import ChatRequest, chat_completions
@@ -107,6 +107,16 @@ async def _openapi(service: Service, exchange: Exchange) -> None:
     await exchange.json(openapi.describe(OPERATIONS))
 
 
+async def _models(service: Service, exchange: Exchange) -> None:
+    api = anthropic_catalogue if anthropic_catalogue.is_anthropic(exchange) else catalogue
+    await api.list_models(service, exchange)
+
+
+async def _model(service: Service, exchange: Exchange) -> None:
+    api = anthropic_catalogue if anthropic_catalogue.is_anthropic(exchange) else catalogue
+    await api.get_model(service, exchange)
+
+
 def _of_server(path: str, handler: Handler, summary: str, *, open: bool = True) -> Operation:
     return Operation("GET", path, handler, summary, group="Server", open=open)
 
@@ -122,8 +132,8 @@ OPERATIONS: tuple[Operation, ...] = (
               ResponsesRequest),
     Operation("POST", "/v1/embeddings", embeddings, "Vectors of texts or token ids",
               EmbeddingRequest),
-    Operation("GET", "/v1/models", list_models, "The models"),
-    Operation("GET", f"/v1/models{_ONE}", get_model, "One model"),
+    Operation("GET", "/v1/models", _models, "The models"),
+    Operation("GET", f"/v1/models{_ONE}", _model, "One model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or a conversation",
               TokenizeRequest),
     Operation("POST", "/detokenize", detokenize, "The text of token ids", DetokenizeRequest),

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel
 from tidemill.llm.prompts import PreparedPrompt, as_messages
 from tidemill.server.tools import TemplateTraits, for_template, opens_reasoning, parser_for
+from tidemill.server.tools.call_grammar import strict_calls
 from tidemill.server.tools.use import ListedCalls, NamedCall, OneCall, Reader, ToolUse
 from tidemill.text import ChatTemplate, encode_chat
+from tidemill.text.grammar import GrammarError
 
 # Texts that may be single tokens of a vocabulary, by which calls and reasoning are found.
 MARKERS = (
@@ -31,7 +34,7 @@ class Prompting:
         if chat_template is not None or opened.tokenizer.chat_template is not None:
             self._template = ChatTemplate.for_tokenizer(opened.tokenizer, chat_template)
             self._traits = TemplateTraits.of(self._template)
-        self._markers_are_hidden = self._has_control_token(MARKERS)
+        self._control_markers = self._control_tokens(MARKERS)
 
     @property
     def can_chat(self) -> bool:
@@ -103,17 +106,31 @@ class Prompting:
         """``params`` for answers that ``reader`` takes apart: what calls and reasoning are told by
         may be control tokens, which the engine leaves out of texts unless it is told to keep
         them."""
-        if reader is None or not self._markers_are_hidden:
+        if reader is None or not self._control_markers:
             return params
         return replace(params, skip_special_tokens=False)
 
-    def _has_control_token(self, texts: Sequence[str]) -> bool:
-        control = self.tokenizer.special_ids
+    def keeping_schemas(self, params: SamplingParams, use: ToolUse) -> SamplingParams:
+        """``params`` for answers whose calls, if the model makes any, are to fit the schemas of
+        strict tools. Raises RequestError."""
+        if not use.strict or params.grammar is not None:
+            return params
+        try:
+            grammar = strict_calls(
+                self._traits.format, use.schemas, self._control_markers, parallel=use.parallel
+            )
+        except GrammarError as error:
+            raise RequestError(f"tools: {error}", param="tools") from None
+        return replace(params, grammar=grammar)
+
+    def _control_tokens(self, texts: Sequence[str]) -> dict[str, int]:
+        """The ids of those texts that are control tokens of the vocabulary."""
+        found = {}
         for text in texts:
             ids = self.tokenizer.encode(text, add_special=False, parse_special=True)
-            if len(ids) == 1 and ids[0] in control:
-                return True
-        return False
+            if len(ids) == 1 and ids[0] in self.tokenizer.special_ids:
+                found[text] = ids[0]
+        return found
 
     def text(self, text: str) -> PreparedPrompt:
         return PreparedPrompt(text, tuple(self.tokenizer.encode(text)))

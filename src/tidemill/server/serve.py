@@ -8,12 +8,13 @@ import ipaddress
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
+from tidemill.hardware.energy import EnergyMeters
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
@@ -78,9 +79,11 @@ def serve(
             max_loaded=config.max_loaded,
             keep_alive=config.keep_alive_seconds,
             offline=config.offline,
+            several_tenants=keys.needed,
             on_stage=on_stage,
         )
-        service = Service(config, models, Metrics(models.stats))
+        energy = EnergyMeters()
+        service = Service(config, models, Metrics(models, energy))
         asyncio.run(_Run(config, App(service, keys), socket_, on_ready).run())
 
 
@@ -109,7 +112,7 @@ class _Run:
 
     async def run(self) -> None:
         config, models = self._config, self._app.service.models
-        connection = type("Connection", (Connection,), {"head_seconds": config.stall_seconds})
+        connection = type("Connection", (Connection,), {"stall_seconds": config.stall_seconds})
         http = _Uvicorn(
             uvicorn.Config(
                 self._app,
@@ -127,6 +130,7 @@ class _Run:
             )
         )
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
@@ -178,16 +182,9 @@ class _Run:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def configure_logging(level: str, form: str) -> None:
-    """Logs go to stderr, as text or as one JSON object a line."""
-    from tidemill.server.logs import JsonFormatter, TextFormatter
-
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("tidemill").setLevel(level.upper())
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # asyncio's own handler also logs the objects, which can have a prompt in them.
+    log.error("%s", context["message"], exc_info=context.get("exception"))
 
 
-__all__ = ["ModelUnavailable", "configure_logging", "listen", "serve"]
+__all__ = ["ModelUnavailable", "listen", "serve"]

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
+from tidemill.engine.base import NO_OUTPUT
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
-from tidemill.llm.embeddings import EmbeddingOutput
+from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
+from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
 from tidemill.server.keys import Tenant
 from tidemill.server.metrics import Metrics
-from tidemill.server.models import LoadedModel, Models
-from tidemill.server.running import Generation
+from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.quotas import Quotas, Reservation
 
 _EMBEDDING_SHARE = 4
 """A request for embeddings has at most one of so many parts of a model's places."""
@@ -33,6 +34,7 @@ class Service:
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
     @asynccontextmanager
@@ -65,61 +67,41 @@ class Service:
     ) -> AsyncIterator[list[Generation]]:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
-        name = model.config.name
-        async with AsyncExitStack() as stack:
-            sequences = len(prompts) * params.n_samples
-            turn = await stack.enter_async_context(self._turn(exchange, model, sequences, priority))
-            begun: list[Generation] = []
-            for prompt in prompts:
-                generation = await model.generate(
-                    uuid.uuid4().hex, prompt, params, priority=turn.priority, salt=salt,
-                    seconds=turn.seconds_left, meter=turn.meter,
-                )  # fmt: skip
-                stack.push_async_callback(generation.aclose)
-                begun.append(generation)
-            try:
-                yield begun
-            finally:
-                for generation in begun:
-                    self.metrics.observe(name, generation.builder.output)
+        turn = _Turn(self, exchange, model, prompts, params, priority, salt)
+        async with turn.taken(len(prompts) * params.n_samples), AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(turn.generation(prompt)) for prompt in prompts]
 
     async def embed(
         self,
         exchange: Exchange,
         model: LoadedModel,
-        texts: Sequence[Sequence[int]],
+        texts: list[PreparedPrompt],
         pooling: Pooling,
         *,
         priority: int,
         salt: str,
-    ) -> list[EmbeddingOutput]:
-        """The vector of each text (of at least one token each). However many there are, only a few
-        are with the engine at a time: others' requests are not to wait for all of them. Raises
-        Overloaded, RequestError, ApiError."""
-        name = model.config.name
-        steps_of_work = 2 * model.config.max_batch_tokens * len(texts)
-        at_once = min(
+    ) -> list[RequestOutput]:
+        """Each text embedded. However many they are, only a few are with the engine at a time, as
+        others' requests must not wait for all of them. Raises what ``generations`` does, and
+        ApiError if one fails."""
+        tokens = sum(len(text.token_ids) for text in texts)
+        lanes = min(
             len(texts),
             max(1, model.admission.capacity // _EMBEDDING_SHARE),
-            max(1, steps_of_work // sum(map(len, texts))),
+            # As many as fill two steps, so that none has to wait for the next text.
+            max(1, 2 * model.config.max_batch_tokens * len(texts) // tokens),
         )
-        outputs: dict[int, EmbeddingOutput] = {}
+        turn = _Turn(self, exchange, model, texts, NO_OUTPUT, priority, salt)
+        outputs: dict[int, RequestOutput] = {}
         left = iter(enumerate(texts))
 
-        async def embed_some(turn: _Turn) -> None:
+        async def embed_some() -> None:
             for i, text in left:
-                embedding = await model.embed(
-                    uuid.uuid4().hex, text, pooling, priority=turn.priority, salt=salt,
-                    seconds=turn.seconds_left, meter=turn.meter,
-                )  # fmt: skip
-                try:
-                    outputs[i] = await embedding.whole()
-                finally:
-                    self.metrics.observe_embedding(name, embedding.output)
-                    await embedding.aclose()
+                async with turn.generation(text, pooling) as generation:
+                    outputs[i] = await generation.whole()
 
-        async with self._turn(exchange, model, at_once, priority) as turn:
-            tasks = [asyncio.ensure_future(embed_some(turn)) for _ in range(at_once)]
+        async with turn.taken(lanes):
+            tasks = [asyncio.ensure_future(embed_some()) for _ in range(lanes)]
             try:
                 await asyncio.gather(*tasks)
             finally:
@@ -128,39 +110,88 @@ class Service:
                 await asyncio.gather(*tasks, return_exceptions=True)
         return [outputs[i] for i in range(len(texts))]
 
+    @contextmanager
+    def reserving(
+        self, tenant: Tenant, model: LoadedModel, prompts: list[PreparedPrompt],
+        params: SamplingParams,
+    ) -> Iterator[Reservation]:  # fmt: skip
+        """What a request may use, set aside from its tenant's quotas. Raises ApiError 429, 400."""
+        context = model.worker.info["max_context"]
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        outputs = [params.most_tokens(max(0, context - length)) for length in lengths]
+        reserved = self.quotas.reserve(
+            tenant, sum(lengths), outputs * params.n_samples, time.monotonic()
+        )
+        try:
+            yield reserved
+        finally:
+            reserved.end(time.monotonic())
+
+
+class _Turn:
+    """The way of one request's prompts to the engine, and back to its accounts."""
+
+    def __init__(
+        self, service: Service, exchange: Exchange, model: LoadedModel,
+        prompts: list[PreparedPrompt], params: SamplingParams, priority: int, salt: str,
+    ) -> None:  # fmt: skip
+        exchange.account.model, exchange.account.params = model.config.name, params
+        self._service = service
+        self._exchange = exchange
+        self._model = model
+        self._prompts = prompts
+        self._params = params
+        self._priority = priority
+        self._salt = salt
+        self._deadline = exchange.started + service.config.request_seconds
+
     @asynccontextmanager
-    async def _turn(
-        self, exchange: Exchange, model: LoadedModel, sequences: int, priority: int
-    ) -> AsyncIterator[_Turn]:
-        """Wait for this request's turn. Raises Overloaded, ApiError 504."""
-        tenant = exchange.tenant
-        deadline = exchange.started + self.config.request_seconds
+    async def taken(self, sequences: int) -> AsyncIterator[None]:
+        """Wait for this request's turn, and hold its places. Raises Overloaded, ApiError."""
+        service, tenant = self._service, self._exchange.tenant
+        seconds = service.config.request_seconds
         async with AsyncExitStack() as stack:
+            self._reserved = stack.enter_context(
+                service.reserving(tenant, self._model, self._prompts, self._params)
+            )
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    grant = await stack.enter_async_context(
-                        model.admission.slot(tenant, sequences, priority)
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    self._grant = await stack.enter_async_context(
+                        self._model.admission.slot(
+                            tenant, sequences, self._priority, self._deadline
+                        )
                     )
             except TimeoutError:
                 raise ApiError(
-                    504, f"it was not this request's turn within {self.config.request_seconds:g} s",
+                    504, f"it was not this request's turn within {seconds:g} s",
                     code="deadline_exceeded", kind="timeout_error",
                 ) from None  # fmt: skip
-            meter = _Meter(self.metrics, model.config.name, grant)
-            yield _Turn(tenant.priority + priority, deadline, meter)
+            yield
 
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A request that may begin: its priority in the engine, until when it must end, its meter."""
-
-    priority: int
-    deadline: float
-    meter: _Meter
-
-    @property
-    def seconds_left(self) -> float:
-        return self.deadline - time.monotonic()
+    @asynccontextmanager
+    async def generation(
+        self, prompt: PreparedPrompt, pooling: Pooling | None = None
+    ) -> AsyncIterator[Generation]:
+        """One prompt with the engine. Raises RequestError, QueueFullError, ModelUnavailable."""
+        name, exchange, metrics = self._model.config.name, self._exchange, self._service.metrics
+        generation = await self._model.generate(
+            uuid.uuid4().hex, prompt, self._params,
+            priority=exchange.tenant.priority + self._priority, salt=self._salt,
+            arrival=exchange.started, seconds=self._deadline - time.monotonic(),
+            meter=_Meter(metrics, name, self._grant), pooling=pooling,
+            # The embedding of a question is; those of a library are not.
+            urgent=self._grant.urgent and (pooling is None or len(self._prompts) == 1),
+        )  # fmt: skip
+        exchange.account.builders.append(generation.builder)
+        try:
+            yield generation
+        finally:
+            output = generation.builder.output
+            self._reserved.spend(
+                len(output.prompt_token_ids) + sum(generated(output, self._params))
+            )
+            metrics.observe(name, exchange.tenant, self._params, output)
+            await generation.aclose()
 
 
 class _Meter:
@@ -174,7 +205,9 @@ class _Meter:
     def prompt(self, tokens: int) -> None:
         self._grant.prompt(tokens)
 
-    def output(self, tokens: int, gap: float | None) -> None:
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
         self._grant.output(tokens)
-        if gap is not None:
-            self._metrics.token(self._model, gap)
+        if first:
+            self._metrics.first_token(self._model, seconds)
+        else:
+            self._metrics.token(self._model, seconds)

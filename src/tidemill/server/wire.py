@@ -26,6 +26,7 @@ from tidemill.engine.base import (
     TokenLogprob,
 )
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import DefaultLength, SamplingParams
 from tidemill.text.grammar import Grammar
 
@@ -47,6 +48,7 @@ class Kind(enum.IntEnum):
     REFUSED = 8  # request id, an error as pack_error() writes it
     EVENTS = 9  # time, events
     STATS = 10  # EngineStats as a dict
+    LOG = 11  # level, logger, message, traceback or None
 
 
 class WireError(Exception):
@@ -109,19 +111,20 @@ def pack_request(request: Request) -> list[Any]:
         request.priority,
         request.salt,
         request.continues_text,
+        request.urgent,
         request.pooling,
     ]
 
 
 def unpack_request(packed: Sequence[Any]) -> Request:
-    id_, prompt, values, priority, salt, continues_text, pooling = packed
+    id_, prompt, values, priority, salt, continues_text, urgent, pooling = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
     if values["grammar"] is not None:
         values["grammar"] = Grammar(*values["grammar"])
     return Request(
         id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text,
-        pooling=pooling,
+        urgent=urgent, pooling=pooling,
     )  # fmt: skip
 
 
@@ -153,7 +156,7 @@ def unpack_error(packed: Sequence[Any]) -> Exception:
 
 # ---- events
 
-_TOKEN, _PROMPT, _FINISH, _EMBEDDING, _ERROR = range(5)
+_TOKEN, _PROMPT, _EMBEDDING, _FINISH, _ERROR = range(5)
 
 
 def _pack_scores(scores: Sequence[TokenLogprob] | None) -> list[tuple[int, float, int]] | None:
@@ -178,12 +181,12 @@ def pack_event(event: Event) -> list[Any]:
     if isinstance(event, PromptEvent):
         scores_of = event.logprobs
         packed = None if scores_of is None else [_pack_scores(s) for s in scores_of]
-        return [_PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed]
-    if isinstance(event, EmbeddingEvent):
         return [
-            _EMBEDDING, event.request_id, event.prompt_tokens, event.cached_tokens,
-            event.vector.tobytes(),
+            _PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed,
+            event.started,
         ]  # fmt: skip
+    if isinstance(event, EmbeddingEvent):
+        return [_EMBEDDING, event.request_id, event.vector.tobytes()]
     return [_ERROR, event.request_id, event.message]
 
 
@@ -195,24 +198,31 @@ def unpack_event(packed: Sequence[Any]) -> Event:
     if kind == _FINISH:
         return FinishEvent(request_id, *fields)
     if kind == _PROMPT:
-        prompt_tokens, cached_tokens, packed_scores = fields
+        prompt_tokens, cached_tokens, packed_scores, started = fields
         scores_of = None
         if packed_scores is not None:
             scores_of = tuple(_unpack_scores(s) for s in packed_scores)
-        return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of)
+        return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of, started)
     if kind == _EMBEDDING:
-        prompt_tokens, cached_tokens, data = fields
-        vector = np.frombuffer(data, np.float32)
-        return EmbeddingEvent(request_id, prompt_tokens, cached_tokens, vector)
+        return EmbeddingEvent(request_id, np.frombuffer(fields[0], np.float32))
     return ErrorEvent(request_id, *fields)
 
 
 # ---- statistics
 
 
+_HISTOGRAMS = ("step_tokens", "step_sequences")
+
+
 def pack_stats(stats: EngineStats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in EngineStats.__slots__}
+    values = {name: getattr(stats, name) for name in EngineStats.__slots__}
+    for name in _HISTOGRAMS:
+        values[name] = [values[name].counts, values[name].total]
+    return values
 
 
 def unpack_stats(packed: dict[str, Any]) -> EngineStats:
+    fresh = EngineStats()
+    for name in _HISTOGRAMS:
+        packed[name] = Histogram(getattr(fresh, name).bounds, *packed[name])
     return EngineStats(**packed)

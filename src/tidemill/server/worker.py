@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from tidemill.engine.base import Event, Request
 from tidemill.llm.core import Core, LoadOptions
+from tidemill.server.logs import where_from
 from tidemill.server.wire import (
     Frames,
     Kind,
@@ -52,6 +53,7 @@ class Worker:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._frames = Frames()
         self._commands: deque[list[Any]] = deque()
         self._wake = threading.Condition()
@@ -82,10 +84,18 @@ class Worker:
     # ---- the connection
 
     def _send(self, kind: Kind, *fields: Any) -> None:
+        frame = encode(kind, *fields)
         try:
-            self._connection.sendall(encode(kind, *fields))
+            with self._sending:  # any thread may log
+                self._connection.sendall(frame)
         except OSError:
             raise FrontEndGone from None
+
+    def log(self, record: logging.LogRecord) -> None:
+        """Have the front end log it, in its form."""
+        error = record.exc_info[1] if record.exc_info else None
+        trace = None if error is None else where_from(error)
+        self._send(Kind.LOG, record.levelno, record.name, record.getMessage(), trace)
 
     def _read(self) -> list[list[Any]]:
         """The next frames, at least one."""
@@ -238,9 +248,20 @@ def main() -> None:
     # decides what they mean, and this process ends with its connection.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
     with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(BrokenPipeError):
-        Worker(connection).run()
+        worker = Worker(connection)
+        logging.basicConfig(handlers=[_ToFrontEnd(worker)], level=logging.WARNING)
+        worker.run()
+
+
+class _ToFrontEnd(logging.Handler):
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(FrontEndGone):
+            self._worker.log(record)
 
 
 if __name__ == "__main__":

@@ -14,14 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tidemill.engine.base import (
-    EmbeddingEvent,
-    EngineStats,
-    ErrorEvent,
-    Event,
-    FinishEvent,
-    Request,
-)
+from tidemill.engine.base import EngineStats, ErrorEvent, Event, FinishEvent, Request
 from tidemill.server.errors import ModelUnavailable
 from tidemill.server.wire import (
     Frames,
@@ -68,7 +61,7 @@ class Mailbox:
             self._posted.append(([event], now))
         if isinstance(event, FinishEvent):
             self._unfinished -= 1
-        elif isinstance(event, EmbeddingEvent | ErrorEvent):
+        elif isinstance(event, ErrorEvent):
             self._unfinished = 0
         self._arrived.set()
 
@@ -258,6 +251,10 @@ class WorkerProcess(asyncio.Protocol):
             case Kind.FAILED:
                 if not self._ready.done():
                     self._ready.set_exception(ModelUnavailable(fields[0]))
+            case Kind.LOG:
+                level, name, message, trace = fields
+                extra = {"worker": self.pid, "traceback": trace}
+                logging.getLogger(name).log(level, "%s", message, extra=extra)
             case _:
                 raise WireError(f"a worker does not send {kind.name}")
 

@@ -17,6 +17,9 @@ MAX_TEXT = 128 << 10
 MAX_DEPTH = 64
 """Objects and lists within one another in a schema."""
 MAX_CHOICES = 1024
+JSON_SPACE = r"( |\n {0,24})?"
+"""White space between the parts of JSON, as a regular expression: a space, or a new line with its
+indentation. Without a bound, models are known to go on with white space for ever."""
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 

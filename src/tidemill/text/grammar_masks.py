@@ -15,7 +15,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tidemill.text.base import Tokenizer
-from tidemill.text.grammar import Grammar, GrammarError
+from tidemill.text.grammar import JSON_SPACE, Grammar, GrammarError
 
 if TYPE_CHECKING:
     from llguidance import TokenizerWrapper
@@ -27,9 +27,7 @@ _KEPT = 64  # compiled grammars
 # where its defaults allow several seconds (found with regular expressions like (a{1000}){1000}).
 _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=20_000)
 
-# Between the parts of JSON: a space, or a new line with its indentation. Without a bound, models
-# are known to go on with white space for ever.
-_JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n {0,24})?"}
+_JSON: JsonCompileOptions = {"whitespace_pattern": JSON_SPACE}
 
 
 class GrammarMatcher:

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts
@@ -16,8 +17,7 @@ from tidemill.server.anthropic.errors import error_body
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tidemill.server.errors import renaming
 from tidemill.server.http import Exchange, sse
-from tidemill.server.models import LoadedModel
-from tidemill.server.running import Generation
+from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.service import Service
 from tidemill.server.tools import (
     CallArguments,
@@ -39,7 +39,12 @@ async def messages(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(MessagesRequest)
     params = request.sampling()
     chat, use = request.chat(), request.use()
-    params = replace(params, grammar=use.grammar())
+    form, calls = request.form(), use.grammar()
+    if form is not None and calls is not None:
+        raise RequestError(
+            "tool_choice asks for a call, output_config for text", param="tool_choice"
+        )
+    params = replace(params, grammar=form or calls)
     async with service.model(request.model, exchange.tenant) as model:
         await exchange.while_connected(
             _answer(service, exchange, request, chat, use, params, model)
@@ -70,9 +75,9 @@ async def _answer(
         prompting.continued_chat, chat, use.offered, **request.template_options
     )
     reader = prompting.reader(prompt, use)
-    params = prompting.keeping_markers(params, reader)
+    params = prompting.keeping_schemas(prompting.keeping_markers(params, reader), use)
     answer = Answer(exchange.id, model.config.name, reader)
-    with renaming({"grammar": "tools"}):
+    with renaming({"grammar": "output_config" if request.form() else "tools"}):
         async with service.generations(
             exchange, model, [prompt], params, priority=0, salt=""
         ) as (generation,):  # fmt: skip

@@ -12,6 +12,7 @@ from tidemill.engine.params import SamplingParams
 from tidemill.server.anthropic.conversation import as_chat
 from tidemill.server.errors import check_only, unsupported
 from tidemill.server.tools.use import ToolUse, tool_use
+from tidemill.text.grammar import Grammar, GrammarError
 
 # What clients may send, and which values mean what happens here anyway. ``cache_control`` is not
 # among them: prefixes are always cached. Anything else is an error, not silence.
@@ -21,8 +22,6 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "diagnostics": (None,),
     "inference_geo": (None,),
     "mcp_servers": (None, []),
-    "output_config": (None, {}),
-    "output_format": (None,),
     "service_tier": (None, "auto", "standard_only"),
     "speed": (None, "standard"),
     "user_profile_id": (None,),
@@ -40,6 +39,7 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
     # Understood, but only at the values of _ONLY.
     container: Any = None
@@ -47,8 +47,6 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
     diagnostics: Any = None
     inference_geo: Any = None
     mcp_servers: Any = None
-    output_config: Any = None
-    output_format: Any = None
     service_tier: Any = None
     speed: Any = None
     user_profile_id: Any = None
@@ -63,6 +61,26 @@ class ConversationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tru
         if self.thinking not in (None, {"type": "disabled"}):
             raise unsupported("thinking")  # there is no way to keep to its budget
         return as_chat(self.system, self.messages)
+
+    def form(self) -> Grammar | None:
+        """What the answer's text must look like. Raises RequestError."""
+        config = {k: v for k, v in (self.output_config or {}).items() if v is not None}
+        match config:
+            case {"format": {"type": "json_schema", "schema": schema, **more}, **rest} if (
+                isinstance(schema, dict | bool) and not more and not rest
+            ):
+                try:
+                    return Grammar.json_schema(schema)
+                except GrammarError as error:
+                    raise RequestError(f"output_config: {error}", param="output_config") from None
+            case {"format": _, **rest} if not rest:
+                raise RequestError(
+                    "output_config.format is of type json_schema with a schema",
+                    param="output_config",
+                )
+        if config:
+            raise unsupported(f"output_config.{min(config.keys() - {'format'})}")
+        return None
 
     def use(self) -> ToolUse:
         """What is said of tools. Raises RequestError that names the field at fault."""
@@ -96,13 +114,14 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where} is of a type that is not supported here; only 'custom' is", param="tools"
         )
-    extra = tool.keys() - {"type", "name", "description", "input_schema", "cache_control"}
+    extra = tool.keys() - {"type", "name", "description", "input_schema", "cache_control", "strict"}
     if extra:
         raise RequestError(f"{where} has {min(extra)!r}, which is not supported", param="tools")
     function = {
         "name": tool.get("name"),
         "description": tool.get("description"),
         "parameters": tool.get("input_schema"),
+        "strict": tool.get("strict"),
     }
     return {
         "type": "function",

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tidemill.llm.embeddings import EmbeddingOutput, shape_vector
-from tidemill.server.embedding import MAX_TEXTS, check_vector, text_ids
+from tidemill.llm.embeddings import vector_of
+from tidemill.llm.outputs import RequestOutput
+from tidemill.server.embedding import MAX_TEXTS, check_vector, prepare_texts
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.models import LoadedModel
@@ -53,10 +54,9 @@ class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def embed(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(EmbedRequest)
 
-    def answer(outputs: list[EmbeddingOutput], load_seconds: float) -> Any:
+    def answer(outputs: list[RequestOutput], load_seconds: float) -> Any:
         vectors = (
-            shape_vector(output.result(), dimensions=request.dimensions, normalize=True)
-            for output in outputs
+            vector_of(output, dimensions=request.dimensions, normalize=True) for output in outputs
         )
         return {
             "model": request.model,
@@ -74,8 +74,9 @@ async def embed(service: Service, exchange: Exchange) -> None:
 async def old_embeddings(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(OldEmbeddingRequest)
 
-    def answer(outputs: list[EmbeddingOutput], load_seconds: float) -> Any:
-        return {"embedding": [x for output in outputs for x in output.result().tolist()]}
+    def answer(outputs: list[RequestOutput], load_seconds: float) -> Any:
+        vectors = (vector_of(output, dimensions=None, normalize=False) for output in outputs)
+        return {"embedding": [x for vector in vectors for x in vector.tolist()]}
 
     texts = [request.prompt] if request.prompt else []
     await _respond(service, exchange, request, texts, -1, answer)
@@ -87,7 +88,7 @@ async def _respond(
     request: EmbedRequest | OldEmbeddingRequest,
     texts: list[str],
     truncate: int | None,
-    answer: Callable[[list[EmbeddingOutput], float], Any],
+    answer: Callable[[list[RequestOutput], float], Any],
 ) -> None:
     """Embed ``texts``; where there are none, the model is loaded or unloaded."""
     options = request.options or Options()
@@ -104,7 +105,7 @@ async def _respond(
         load_seconds = time.monotonic() - began
         if keep is not None:
             service.models.keep_alive(name, keep)
-        outputs: list[EmbeddingOutput] = []
+        outputs: list[RequestOutput] = []
         if texts:
             outputs = await exchange.while_connected(
                 _embed(service, exchange, request, texts, truncate, options, model)
@@ -121,9 +122,11 @@ async def _embed(
     truncate: int | None,
     options: Options,
     model: LoadedModel,
-) -> list[EmbeddingOutput]:
+) -> list[RequestOutput]:
     dimensions = request.dimensions if isinstance(request, EmbedRequest) else None
     pooling = check_vector(model, None, dimensions)
     context = options.context(model.worker.info["max_context"])
-    ids = await asyncio.to_thread(text_ids, model, texts, truncate=truncate, context=context)
-    return await service.embed(exchange, model, ids, pooling, priority=0, salt="")
+    prepared = await asyncio.to_thread(
+        prepare_texts, model, texts, truncate=truncate, context=context
+    )
+    return await service.embed(exchange, model, prepared, pooling, priority=0, salt="")

@@ -15,12 +15,11 @@ from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import Exchange, encode
-from tidemill.server.models import LoadedModel
+from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.ollama.catalogue import served_name, timestamp
 from tidemill.server.ollama.errors import error_body
 from tidemill.server.ollama.options import Options
 from tidemill.server.ollama.requests import ChatRequest, GenerateRequest, nanoseconds
-from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import Message, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news
@@ -168,7 +167,7 @@ class Answer:
 
     def _end(self, output: RequestOutput, out: CompletionOutput) -> dict[str, Any]:
         """How it ended, what it took: durations in nanoseconds. Waiting for its turn is part of
-        the whole, and of the time for the prompt."""
+        the whole only."""
         times, counts = output.metrics, TokenCounts.of(output)
         now = time.monotonic()
         read = times.prompt_done_time or times.first_token_time or now
@@ -178,7 +177,7 @@ class Answer:
             "total_duration": nanoseconds(now - self._began),
             "load_duration": nanoseconds(self._load_seconds),
             "prompt_eval_count": counts.prompt,
-            "prompt_eval_duration": nanoseconds(read - times.arrival_time),
+            "prompt_eval_duration": nanoseconds(read - (times.first_scheduled_time or read)),
             "eval_count": counts.generated,
             "eval_duration": nanoseconds((times.last_token_time or read) - read),
         }

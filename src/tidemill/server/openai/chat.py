@@ -13,10 +13,9 @@ from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import DONE, Exchange, sse
-from tidemill.server.models import LoadedModel
+from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
 from tidemill.server.openai.sampling import SamplingFields
-from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import CallArguments, CallBegin, Content, Reasoning, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
@@ -98,6 +97,7 @@ async def _answer(
     first = prompting.reader(prompt, use)
     if request.skip_special_tokens is None:
         params = prompting.keeping_markers(params, first)
+    params = prompting.keeping_schemas(params, use)
     readers = [first, *(prompting.reader(prompt, use) for _ in range(params.n - 1))]
     answer = _Answer(exchange.id, model, params, readers)
     with renaming(request.names("messages")):

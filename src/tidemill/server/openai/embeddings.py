@@ -11,8 +11,9 @@ import msgspec
 
 from tidemill.engine.errors import RequestError
 from tidemill.engine.pooling import Pooling
-from tidemill.llm.embeddings import EmbeddingOutput, shape_vector
-from tidemill.server.embedding import MAX_TEXTS, Texts, check_vector, text_ids
+from tidemill.llm.embeddings import vector_of
+from tidemill.llm.outputs import RequestOutput
+from tidemill.server.embedding import MAX_TEXTS, Texts, check_vector, prepare_texts
 from tidemill.server.errors import renaming
 from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.models import LoadedModel
@@ -71,9 +72,11 @@ async def _answer(
     model: LoadedModel,
 ) -> None:
     pooling = check_vector(model, request.pooling, request.dimensions)
-    ids = await asyncio.to_thread(text_ids, model, texts, truncate=request.truncate_prompt_tokens)
+    prepared = await asyncio.to_thread(
+        prepare_texts, model, texts, truncate=request.truncate_prompt_tokens
+    )
     outputs = await service.embed(
-        exchange, model, ids, pooling, priority=request.priority or 0,
+        exchange, model, prepared, pooling, priority=request.priority or 0,
         salt=request.cache_salt or "",
     )  # fmt: skip
     # Thousands of vectors take a while to write.
@@ -81,14 +84,12 @@ async def _answer(
     await exchange.send_body(body, JSON)
 
 
-def _body(request: EmbeddingRequest, model: str, outputs: Sequence[EmbeddingOutput]) -> bytes:
+def _body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> bytes:
     as_base64 = request.encoding_format == "base64"
     data: list[dict[str, Any]] = []
     for index, output in enumerate(outputs):
-        vector = shape_vector(
-            output.result(),
-            dimensions=request.dimensions,
-            normalize=request.normalize is not False,
+        vector = vector_of(
+            output, dimensions=request.dimensions, normalize=request.normalize is not False
         )
         value: Any = vector.tolist()
         if as_base64:  # of the float32 numbers, the least significant byte first

@@ -15,10 +15,9 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import check_only, renaming
 from tidemill.server.http import Exchange
-from tidemill.server.models import LoadedModel
+from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.response_input import as_chat
 from tidemill.server.openai.response_items import Items
-from tidemill.server.running import Generation
 from tidemill.server.service import Service
 from tidemill.server.tools import Content
 from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
@@ -185,7 +184,7 @@ async def _answer(
     prompting = model.prompting
     prompt = await asyncio.to_thread(prompting.chat, chat, use.offered)
     reader = prompting.reader(prompt, use)
-    params = prompting.keeping_markers(params, reader)
+    params = prompting.keeping_schemas(prompting.keeping_markers(params, reader), use)
     answer = _Answer(exchange.id, request, params, model, reader)
     async with service.generations(
         exchange, model, [prompt], params, priority=request.priority or 0,
@@ -310,7 +309,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where} has {min(extra)!r}, which is not supported", param="tools")
     function = {
         name: value
-        for name in ("name", "description", "parameters")
+        for name in ("name", "description", "parameters", "strict")
         if (value := tool.get(name)) is not None
     }
     return {"type": "function", "function": function}

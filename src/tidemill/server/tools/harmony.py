@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import re
 
+from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import Content, Piece, Reasoning, join
 from tidemill.server.tools.scanner import Calls
 from tidemill.server.tools.steps import SPACE, NotACall
 from tidemill.server.tools.values import ValueReader
 
-_MARKERS = (
+_MARKERS = Markers((
     "<|channel|>", "<|message|>", "<|start|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>",
-)  # fmt: skip
-_MARKER = re.compile("|".join(map(re.escape, _MARKERS)))
-_PREFIXES = frozenset(m[:n] for m in _MARKERS for n in range(1, len(m)))
-_LONGEST = max(map(len, _MARKERS))
+))  # fmt: skip
 _MAX_HEADER = 512
 _BLOCK = 1024
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -78,17 +76,12 @@ class HarmonyScanner:
 
     def _run(self, text: str) -> None:
         position = 0
-        for found in _MARKER.finditer(text):
+        for found in _MARKERS.pattern.finditer(text):
             if found.start() > position:
                 self._state(text[position : found.start()], False)
             self._state(found.group(), True)
             position = found.end()
-        self._part = ""
-        if "<" in text[-_LONGEST:]:
-            for size in range(min(_LONGEST - 1, len(text) - position), 0, -1):
-                if text[-size:] in _PREFIXES:
-                    self._part = text[-size:]
-                    break
+        self._part = _MARKERS.begun(text[position:])
         rest = text[position : len(text) - len(self._part)]
         if rest:
             self._state(rest, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidemill.records import dataclass
+from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import Content, Piece, Reasoning
 
 _SPACE = " \t\r\n"
@@ -35,6 +36,7 @@ class ReasoningSplitter:
 
     def __init__(self, tags: ThinkTags, *, inside: bool = False) -> None:
         self._tags = tags
+        self._close = Markers((tags.close,))
         self._inside = inside
         self._state = self._start
         self._held = ""  # may be the beginning of a tag
@@ -94,14 +96,8 @@ class ReasoningSplitter:
             self._state = self._content
             self._begun = False
             return rest
-        close = self._tags.close
-        if close[0] in text[-len(close) :]:
-            for size in range(min(len(close) - 1, len(text)), 0, -1):
-                if close.startswith(text[-size:]):
-                    self._held = text[-size:]
-                    text = text[:-size]
-                    break
-        self._think(text, out)
+        self._held = self._close.begun(text)
+        self._think(text[: len(text) - len(self._held)], out)
         return ""
 
     def _think(self, text: str, out: list[Piece]) -> None:

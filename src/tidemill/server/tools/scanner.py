@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, join
 from tidemill.server.tools.steps import SPACE, NotACall, Steps
 
@@ -134,11 +135,7 @@ class CallScanner:
         self._grammar = grammar
         self._calls = calls
         self._max_held = max_held
-        markers = sorted(grammar.markers, key=len, reverse=True)
-        self._marker = re.compile("|".join(map(re.escape, markers)))
-        self._prefixes = frozenset(m[:n] for m in markers for n in range(1, len(m)))
-        self._prefix_ends = frozenset(prefix[-1] for prefix in self._prefixes)
-        self._longest = len(markers[0])
+        self._markers = Markers(grammar.markers)
         self._out: list[Piece] = calls.pieces
         self._part = ""  # the beginning of a marker
         self._space = ""  # what the content so far ends with, held back
@@ -192,9 +189,9 @@ class CallScanner:
 
     def _search(self, text: str, start: int) -> int:
         """Take content up to the next marker; where in ``text`` to go on."""
-        found = self._marker.search(text, start)
+        found = self._markers.pattern.search(text, start)
         while found is not None and not self._is_anchored(found, text, start):
-            found = self._marker.search(text, found.start() + 1)
+            found = self._markers.pattern.search(text, found.start() + 1)
         if found is not None:
             self.steps += found.end() - start
             self._content(text[start : found.start()])
@@ -205,12 +202,7 @@ class CallScanner:
             next(self._reading)
             return found.end()
         self.steps += len(text) - start
-        # The longest suffix that may become a marker is held back.
-        if text[-1] in self._prefix_ends:
-            for size in range(min(self._longest - 1, len(text) - start), 0, -1):
-                if text[-size:] in self._prefixes:
-                    self._part = text[-size:]
-                    break
+        self._part = self._markers.begun(text[start:])
         self._content(text[start : len(text) - len(self._part)])
         return len(text)
 

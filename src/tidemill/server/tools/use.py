@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from tidemill.engine.errors import RequestError
 from tidemill.records import dataclass
+from tidemill.server.tools.call_grammar import listed_calls
 from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, call_id
 from tidemill.text.grammar import Grammar, GrammarError
 
@@ -35,6 +36,23 @@ class ToolUse:
         """The tools that the model is told of."""
         return () if self.mode == "none" else self.tools
 
+    @property
+    def strict(self) -> bool:
+        """Whether the model is free to call, but calls of some tool are to fit its schema."""
+        return self.mode == "auto" and any(_function(tool).get("strict") for tool in self.tools)
+
+    @property
+    def schemas(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The tools' names, and what their arguments must look like in a strict answer."""
+        loose = self.strict
+        return [
+            (
+                _function(tool)["name"],
+                _ANY_OBJECT if loose and not _function(tool).get("strict") else _parameters(tool),
+            )
+            for tool in self.tools
+        ]
+
     def grammar(self) -> Grammar | None:
         """What an answer must look like so that it is a call, if it must be one: the arguments of
         the named tool, or a list of calls. Raises RequestError for a schema that is none."""
@@ -43,29 +61,13 @@ class ToolUse:
                 case "named":
                     return Grammar.json_schema(_parameters(self._named()))
                 case "required":
-                    return Grammar.json_schema(self._calls_schema())
+                    return listed_calls(self.schemas, parallel=self.parallel)
         except GrammarError as error:
             raise RequestError(f"tools: {error}", param="tools") from None
         return None
 
     def _named(self) -> Mapping[str, Any]:
         return next(tool for tool in self.tools if _function(tool)["name"] == self.name)
-
-    def _calls_schema(self) -> Mapping[str, Any]:
-        kinds = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": _function(tool)["name"]},
-                    "arguments": _parameters(tool),
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for tool in self.tools
-        ]
-        schema = {"type": "array", "minItems": 1, "items": {"anyOf": kinds}}
-        return schema if self.parallel else {**schema, "maxItems": 1}
 
 
 def tool_use(
@@ -116,6 +118,8 @@ def _checked(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where}.function.parameters is a JSON schema", param="tools")
+    if not isinstance(function.get("strict"), bool | None):
+        raise RequestError(f"{where}.function.strict is true or false", param="tools")
     return tool
 
 

@@ -1,0 +1,5 @@
+import sys
+
+from tidemill.bench.apart import main
+
+sys.exit(main())

@@ -1,0 +1,68 @@
+"""When requests begin: as others end (closed loop), or by the clock alone (open loop)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import msgspec
+
+
+class Closed(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
+    """``concurrency`` requests at any time: each that ends is followed by another one."""
+
+    concurrency: int
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
+
+
+class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind"):
+    """``rate`` requests a second on average, with gaps of a gamma distribution.
+
+    ``burstiness`` is its shape: 1 is a Poisson process, below 1 is burstier. The coefficient of
+    variation of the gaps is 1 / sqrt(burstiness).
+    """
+
+    rate: float
+    burstiness: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "burstiness"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise ValueError(f"{name} must be more than 0, not {value}")
+
+    def due(self, rng: random.Random) -> Iterator[float]:
+        """Seconds from the start at which requests are due, without end."""
+        scale = 1 / (self.rate * self.burstiness)
+        return itertools.accumulate(
+            rng.gammavariate(self.burstiness, scale) for _ in itertools.count()
+        )
+
+
+class Trace(msgspec.Struct, frozen=True, tag="trace", tag_field="kind"):
+    """Requests as they once came: ``timestamps`` in seconds, of which the first is the start;
+    ``speed`` times as fast."""
+
+    timestamps: tuple[float, ...]
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.timestamps or not all(map(math.isfinite, self.timestamps)):
+            raise ValueError("timestamps must be numbers, at least one")
+        if any(a > b for a, b in itertools.pairwise(self.timestamps)):
+            raise ValueError("timestamps must not go back in time")
+        if not (0 < self.speed < math.inf):
+            raise ValueError(f"speed must be more than 0, not {self.speed}")
+
+    def due(self, rng: random.Random) -> Iterator[float]:
+        """Seconds from the start at which requests are due."""
+        first = self.timestamps[0]
+        return ((stamp - first) / self.speed for stamp in self.timestamps)
+
+
+Load = Closed | Gamma | Trace

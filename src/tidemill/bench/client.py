@@ -1,0 +1,257 @@
+"""The wire: HTTP requests whose answers are kept as bytes, each piece with the time it came at.
+
+Nothing is read from an answer's text while it comes, so that measuring costs little and stamps are
+taken as early as this process can: when the event loop hands the bytes over. ``stream.py`` reads
+them afterwards. Connections are kept and used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import httptools
+import msgspec
+
+from tidemill.bench.workload import Prompt
+
+MAX_ANSWER = 64 << 20
+"""Bytes of one answer after which it is given up."""
+
+Failure = Literal["connect", "closed", "timeout", "not_http", "too_large"]
+"""What can happen to a request below HTTP."""
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """An OpenAI-compatible endpoint and how it is asked.
+
+    ``url`` is what SDKs call the base URL, in general ending in /v1. ``extra`` is put into every
+    request's body, as it is (``{"ignore_eos": true, "temperature": 0}``). ``usage``: ask
+    for the number of tokens at the end of a stream; some old servers refuse that.
+    """
+
+    url: str
+    model: str
+    api: Literal["chat", "completions"] = "chat"
+    api_key: str | None = None
+    usage: bool = True
+    extra: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{self.url!r} is no URL such as http://127.0.0.1:8000/v1")
+
+    def body(self, prompt: Prompt) -> bytes:
+        fields: dict[str, Any] = {"model": self.model, "stream": True}
+        if self.api == "chat":
+            fields["messages"] = [{"role": "user", "content": prompt.text}]
+        else:
+            fields["prompt"] = prompt.text
+        fields["max_tokens"] = prompt.max_tokens
+        if self.usage:
+            fields["stream_options"] = {"include_usage": True}
+        return msgspec.json.encode(fields | self.extra)
+
+
+class Reply:
+    """What came back. Times are of ``time.monotonic()``."""
+
+    __slots__ = ("content_type", "detail", "ended", "failure", "pieces", "sent", "size", "status")
+
+    def __init__(self) -> None:
+        self.sent = time.monotonic()
+        self.ended = 0.0
+        self.status = 0
+        self.content_type = ""
+        self.pieces: list[tuple[float, bytes]] = []
+        """The body as it came, with the time of each piece."""
+        self.size = 0
+        self.failure: Failure | None = None
+        self.detail = ""
+        """Of the failure."""
+
+    def body(self) -> bytes:
+        return b"".join(data for _, data in self.pieces)
+
+    @property
+    def begun(self) -> bool:
+        return self.status != 0
+
+
+class WireError(Exception):
+    """A request failed below HTTP."""
+
+    def __init__(self, failure: Failure, detail: str) -> None:
+        super().__init__(detail)
+        self.failure = failure
+
+
+class Client:
+    """Sends requests to one endpoint. ``timeout``: seconds that each may take altogether."""
+
+    def __init__(self, endpoint: Endpoint, timeout: float) -> None:
+        parts = urlsplit(endpoint.url)
+        secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if secure else 80)
+        self._ssl = ssl.create_default_context() if secure else None
+        self._timeout = timeout
+        self._idle: list[_Connection] = []
+        path = "/chat/completions" if endpoint.api == "chat" else "/completions"
+        key = f"Authorization: Bearer {endpoint.api_key}\r\n" if endpoint.api_key else ""
+        self._head = (
+            f"POST {parts.path.rstrip('/')}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}"
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+        ).encode()
+
+    async def send(self, body: bytes) -> Reply:
+        """The answer, whole, or as far as it came: failures are told in it, never raised."""
+        reply = Reply()
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._ask(body, reply)
+        except TimeoutError:
+            reply.failure, reply.detail = "timeout", f"no end within {self._timeout:g} s"
+        except WireError as error:
+            reply.failure, reply.detail = error.failure, str(error)
+        reply.ended = time.monotonic()
+        return reply
+
+    async def _ask(self, body: bytes, reply: Reply) -> None:
+        data = self._head + b"%d\r\n\r\n" % len(body) + body
+        if self._idle:
+            # The server may just have closed it, as it may when it is idle: then this request was
+            # never looked at, and is sent again on a connection of its own.
+            try:
+                await self._exchange(self._idle.pop(), data, reply)
+                return
+            except WireError as error:
+                if reply.begun or error.failure != "closed":
+                    raise
+        await self._exchange(await self._connect(), data, reply)
+
+    async def _exchange(self, connection: _Connection, data: bytes, reply: Reply) -> None:
+        try:
+            await connection.ask(data, reply)
+        finally:
+            if connection.reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            _, connection = await loop.create_connection(
+                _Connection, self._host, self._port, ssl=self._ssl
+            )
+        except OSError as error:
+            raise WireError("connect", f"{self._host}:{self._port}: {error}") from None
+        return connection
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+
+# What a connection reads is taken out of here at once. A buffer of its own for each read, as
+# asyncio.Protocol has, takes twice as long as all the rest of reading a token.
+_BUFFER = memoryview(bytearray(1 << 18))
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """One connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser: Any = None
+        self._reply: Reply | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._now = 0.0
+        self._sized = False  # the answer says where it ends; else the connection's end is it
+        self.reusable = False
+
+    async def ask(self, data: bytes, reply: Reply) -> None:
+        """Send a request; ``reply`` is filled until its end. Raises WireError."""
+        self.reusable = False
+        if self._transport is None or self._transport.is_closing():
+            raise WireError("closed", "the connection was closed")
+        self._parser = httptools.HttpResponseParser(self)
+        self._reply = reply
+        self._sized = False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.write(data)
+        try:
+            await self._done
+        finally:
+            self._reply = None
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, failure: Failure, detail: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(WireError(failure, detail))
+
+    # ---- asyncio.BufferedProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._now = time.monotonic()
+        if self._reply is None:  # nobody asked
+            self.reusable = False
+            self.close()
+            return
+        try:
+            self._parser.feed_data(_BUFFER[:nbytes])
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail("not_http", f"the answer is no HTTP: {error}")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.reusable = False
+        reply = self._reply
+        if reply is not None and reply.begun and not self._sized and error is None:
+            if self._done is not None and not self._done.done():
+                self._done.set_result(None)
+        else:
+            begun = reply is not None and reply.begun
+            self._fail("closed", f"closed {'amid the' if begun else 'before an'} answer")
+
+    # ---- httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in (b"content-length", b"transfer-encoding"):
+            self._sized = True
+        elif name == b"content-type" and self._reply is not None:
+            self._reply.content_type = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._reply is not None:
+            self._reply.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        reply = self._reply
+        if reply is None:
+            return
+        reply.pieces.append((self._now, body))
+        reply.size += len(body)
+        if reply.size > MAX_ANSWER:
+            self._fail("too_large", f"the answer is larger than {MAX_ANSWER} bytes")
+
+    def on_message_complete(self) -> None:
+        if self._done is not None and not self._done.done():
+            self.reusable = self._parser.should_keep_alive()
+            self._done.set_result(None)

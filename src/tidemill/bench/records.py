@@ -1,0 +1,59 @@
+"""What is known of a run afterwards: a record of every request, and of the run itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct):
+    """One request. Times are seconds of the monotonic clock.
+
+    ``due``: when it was to be sent; ``sent``: when it was; ``times``: when each piece of its text
+    came; ``ended``: when the answer was over. Numbers of tokens are the endpoint's own, None where
+    it told none. ``error`` is None, or of which kind (``stream.Answer``); ``detail`` says more.
+    ``warmup``: it was due before the measured window.
+    """
+
+    index: int
+    shape: str
+    due: float
+    sent: float
+    ended: float
+    times: list[float]
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    error: str | None = None
+    detail: str = ""
+    warmup: bool = False
+    text: str = ""
+    """Of the answer, if it was to be kept."""
+
+    @property
+    def tokens(self) -> int:
+        """Of its answer; counted in pieces where the endpoint tells nothing."""
+        return len(self.times) if self.output_tokens is None else self.output_tokens
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The part of a run that is measured, in seconds of the monotonic clock."""
+
+    opened: float
+    closed: float
+
+    @property
+    def seconds(self) -> float:
+        return self.closed - self.opened
+
+
+class Recording(msgspec.Struct):
+    """A run. Every request that was begun has its record.
+
+    ``client_cpu``: seconds of CPU time that this load generator took within the window; ``watched``
+    those of the processes that it was told to watch, by their ids.
+    """
+
+    records: list[Record]
+    window: Window
+    client_cpu: float
+    watched: dict[int, float] = {}

@@ -1,0 +1,151 @@
+"""What an answer's bytes say: when each piece of text came, how many tokens, what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from tidemill.bench.client import Reply
+
+
+class Answer(msgspec.Struct):
+    """One answer, read. ``error`` is None for a good one, else of which kind it is:
+
+    those of ``client.Failure``; ``http_404`` and the like; ``not_a_stream`` (HTML, or JSON in one
+    piece); ``not_json`` (an event that is none); ``in_stream`` (the server told of an error after
+    it had begun); ``cut_off`` (the stream ended without its end mark or a finish reason);
+    ``no_tokens``.
+    """
+
+    times: list[float]
+    """When each piece of text came (seconds of the monotonic clock), content or reasoning or calls;
+    pieces without any are left out."""
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    """As the usage says; None where there was none."""
+    text: str = ""
+    error: str | None = None
+    detail: str = ""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+
+def read(reply: Reply) -> Answer:
+    """The answer in ``reply``. Never raises: whatever an endpoint sends is an answer or an error
+    of a kind."""
+    answer = Answer([])
+    if reply.begun and reply.status != 200:
+        answer.error, answer.detail = f"http_{reply.status}", _told(reply.body())
+    elif reply.begun and "event-stream" not in reply.content_type and reply.failure is None:
+        answer.error = "not_a_stream"
+        answer.detail = f"{reply.content_type or 'no content type'}: {_told(reply.body())}"
+    else:
+        ended = _read_events(reply, answer)
+        if answer.error is None and reply.failure is not None:
+            answer.error, answer.detail = reply.failure, reply.detail
+        elif answer.error is None and not ended:
+            answer.error, answer.detail = "cut_off", "the stream has no end mark"
+        elif answer.error is None and not answer.times:
+            answer.error, answer.detail = "no_tokens", "the stream ended without any text"
+    return answer
+
+
+def _read_events(reply: Reply, answer: Answer) -> bool:
+    """Whether the stream told that it was at its end."""
+    ended = False
+    texts = []
+    for when, data in _events(reply):
+        if data == b"[DONE]":
+            ended = True
+            continue
+        try:
+            chunk = _decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            answer.error, answer.detail = "not_json", f"{error}: {_told(data)}"
+            break
+        if chunk.error is not None:
+            answer.error, answer.detail = "in_stream", _told(data)
+            break
+        if (usage := chunk.usage) is not None:
+            answer.prompt_tokens = usage.prompt_tokens
+            answer.output_tokens = usage.completion_tokens
+            if usage.prompt_tokens_details is not None:
+                answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        for choice in chunk.choices:
+            ended = ended or choice.finish_reason is not None
+            text = choice.text or ""
+            if (delta := choice.delta) is not None:
+                text = delta.content or delta.reasoning_content or delta.reasoning or ""
+                if not text and delta.tool_calls:
+                    answer.times.append(when)
+            if text:
+                answer.times.append(when)
+                texts.append(text)
+    answer.text = "".join(texts)
+    return ended
+
+
+def _events(reply: Reply) -> Iterator[tuple[float, bytes]]:
+    """The data of each server-sent event, and when its end had arrived."""
+    body = reply.body()
+    arrivals = iter(reply.pieces)
+    when, arrived = 0.0, 0  # the last piece so far, and how many bytes there were with it
+    data: list[bytes] = []
+    start = 0
+    while (end := body.find(b"\n", start)) >= 0:
+        line = body[start:end].removesuffix(b"\r")
+        start = end + 1
+        if line.startswith(b"data:"):
+            data.append(line[5:].removeprefix(b" "))
+        elif not line and data:
+            while arrived < start:
+                when, piece = next(arrivals)
+                arrived += len(piece)
+            yield when, b"\n".join(data)
+            data = []
+
+
+def _told(body: bytes) -> str:
+    """What an endpoint says of an error, short: the message where it is JSON as OpenAI's."""
+    try:
+        said = msgspec.json.decode(body)
+        error = said.get("error", said) if isinstance(said, dict) else said
+        message = error.get("message") if isinstance(error, dict) else error
+        if isinstance(message, str) and message:
+            return message[:300]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    return " ".join(body[:1200].decode("utf-8", "replace").split())[:300]
