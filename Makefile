@@ -9,13 +9,15 @@ PROMPT ?= Why is the sky blue?
 NATIVE := CMakeLists.txt pyproject.toml $(wildcard csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run models dev test lint types unit native oracles slow sanitize arm64 \
+.PHONY: help setup run models dev test lint types unit native oracles slow sanitize arm64 soak \
         bench bench-peers bench-ablations clean
 
 help:
 	@echo "make run [PROMPT=...] [MODEL=...]  set everything up and answer a prompt"
 	@echo "make test                          lint, types, import contracts and all tests"
 	@echo "make slow                          sanitizers and emulated arm64 (needs apt packages)"
+	@echo "make soak                          the server under 20,000 mixed requests, and fuzzed (a"
+	@echo "                                   quarter of an hour)"
 	@echo "make bench                         speed against llama.cpp in the same run"
 	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5 MINUTES=...]"
 	@echo "                                   speed against every peer (hours; large downloads)"
@@ -77,6 +79,10 @@ sanitize: dev
 
 arm64:
 	bash tests/native/arm64.sh
+
+soak: dev
+	TIDEMILL_SOAK_REQUESTS=20000 TIDEMILL_TEST_EXAMPLES=100 $(BIN)/pytest \
+	  tests/server/test_soak.py tests/server/test_fuzzed_api.py
 
 # Peers are built and installed on first use, outside the tree ($TIDEMILL_PEERS).
 ROUNDS ?= 5

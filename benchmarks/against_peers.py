@@ -39,7 +39,7 @@ from comparison.worker import WorkerError
 from comparison.works import MODELS, WORKS, select
 from peers import PEERS, module_of
 from peers.environments import root
-from peers.protocol import Model, Work
+from peers.protocol import Model, Settings, Work
 
 HERE = Path(__file__).resolve().parent
 
@@ -75,7 +75,7 @@ def main() -> None:
             continue
         measure(
             model, works, peers, report, file, rounds=args.rounds, threads=args.threads,
-            bounds=Bounds(args.limit), seconds=share,
+            bounds=Bounds(args.limit), seconds=share, known=known(name, args.settings),
         )  # fmt: skip
     print(f"{text(report)}\n\n{file}")
 
@@ -83,6 +83,7 @@ def main() -> None:
 def measure(
     model: Model, works: Mapping[str, Work], peers: Sequence[PeerProcess], report: dict[str, Any],
     file: Path, *, rounds: int, threads: int, bounds: Bounds, seconds: float,
+    known: Mapping[tuple[str, str], Settings],
 ) -> None:  # fmt: skip
     """Compare on one model; after each round ``file`` has everything measured so far."""
     others = report["rows"]
@@ -101,8 +102,19 @@ def measure(
 
     compare(
         model, works, peers, rounds=rounds, threads=threads, bounds=bounds, seconds=seconds,
-        before_round=before_round, after_round=after_round,
+        known=known, before_round=before_round, after_round=after_round,
     )  # fmt: skip
+
+
+def known(model: str, files: Sequence[Path]) -> dict[tuple[str, str], Settings]:
+    """The settings that earlier runs, the last one above all, chose for each work and peer."""
+    reports = [json.loads(file.read_text()) for file in files]
+    return {
+        (row["work"], row["peer"]): row["settings"]
+        for report in reports
+        for row in report["rows"]
+        if row["model"] == model and row["median"] is not None
+    }
 
 
 def have(names: Sequence[str], env: dict[str, str]) -> tuple[list[PeerProcess], dict[str, str]]:
@@ -209,6 +221,10 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--limit", type=float, default=Bounds.measure, help="seconds a measure")
+    parser.add_argument(
+        "--settings", type=Path, nargs="+", default=[], metavar="JSON",
+        help="try no settings of peers where these earlier runs did: take what they chose",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="where to write everything measured")
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, to see that all runs: no figures"

@@ -24,6 +24,7 @@ using namespace tidemill;
 namespace {
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <int Dims>
 using Ints = nb::ndarray<const std::int32_t, nb::ndim<Dims>, nb::c_contig, nb::device::cpu>;
@@ -131,6 +132,19 @@ class PyExecutor {
     }
   }
 
+  void read_block(std::int64_t block, const Room& data) {
+    const Busy busy(*this);
+    check_block(block, data.size());
+    executor_.read_block(static_cast<int>(block), reinterpret_cast<std::byte*>(data.data()));
+  }
+
+  void write_block(std::int64_t block, const Bytes& data) {
+    const Busy busy(*this);
+    check_block(block, data.size());
+    executor_.write_block(static_cast<int>(block),
+                          reinterpret_cast<const std::byte*>(data.data()));
+  }
+
   // Neighbours together: they may share pages.
   void forget_blocks(std::vector<std::int64_t> blocks) {
     const Busy busy(*this);
@@ -156,6 +170,11 @@ class PyExecutor {
    private:
     std::unique_lock<std::mutex> lock_;
   };
+
+  void check_block(std::int64_t block, std::size_t bytes) const {
+    executor_.check_block(block);
+    if (bytes != executor_.kv_block_bytes()) throw nb::value_error("a KV block of another size");
+  }
 
   std::mutex mutex_;
   Executor executor_;
@@ -471,6 +490,9 @@ void bind_executor(nb::module_& m) {
           "view"_a, "width"_a)
       .def_prop_ro("weight_bytes", [](PyExecutor& self) { return self.executor().weight_bytes(); })
       .def_prop_ro("kv_bytes", [](PyExecutor& self) { return self.executor().kv_bytes(); })
+      .def_prop_ro("kv_block_bytes",
+                   [](PyExecutor& self) { return self.executor().kv_block_bytes(); })
+      .def_prop_ro("isa", [](PyExecutor& self) { return self.executor().isa(); })
       .def_prop_ro("scratch_bytes",
                    [](PyExecutor& self) { return self.executor().scratch_bytes(); })
       .def_prop_ro("allocated_bytes",
@@ -538,6 +560,8 @@ void bind_executor(nb::module_& m) {
           },
           "The hidden states that the last step was asked for, in the order of hidden_rows.")
       .def("copy_blocks", &PyExecutor::copy_blocks, "pairs"_a)
+      .def("read_block", &PyExecutor::read_block, "block"_a, "data"_a.noconvert())
+      .def("write_block", &PyExecutor::write_block, "block"_a, "data"_a.noconvert())
       .def("forget_blocks", &PyExecutor::forget_blocks, "blocks"_a)
       .def("set_profiling",
            [](PyExecutor& self, bool on) { self.executor().set_profiling(on); }, "on"_a)

@@ -382,6 +382,28 @@ void Executor::copy_block(int source, int destination) {
   }
 }
 
+std::size_t Executor::kv_block_bytes() const {
+  std::size_t total = 0;
+  for (const KvLayer& layer : kv_layers_) total += layer.layout.block_bytes;
+  return total;
+}
+
+void Executor::read_block(int block, std::byte* data) const {
+  for (const KvLayer& layer : kv_layers_) {
+    const std::size_t bytes = layer.layout.block_bytes;
+    std::memcpy(data, kv_.data() + layer.offset + static_cast<std::size_t>(block) * bytes, bytes);
+    data += bytes;
+  }
+}
+
+void Executor::write_block(int block, const std::byte* data) {
+  for (const KvLayer& layer : kv_layers_) {
+    const std::size_t bytes = layer.layout.block_bytes;
+    std::memcpy(kv_.data() + layer.offset + static_cast<std::size_t>(block) * bytes, data, bytes);
+    data += bytes;
+  }
+}
+
 void Executor::forget_blocks(int first, int count) {
   for (const KvLayer& layer : kv_layers_) {
     if (!layer.windowed) continue;

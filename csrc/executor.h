@@ -257,8 +257,8 @@ class Executor {
   void load_table(int table, const std::uint8_t* stored);
 
   // ---- running
-  // Runs a step; logits and hidden states are there until the next call. Throws std::invalid_argument, before
-  // anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
+  // Runs a step; logits() and hidden() are good until the next call. Throws std::invalid_argument,
+  // before anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
   void forward(const BatchArrays& batch);
   const float* logits() const;
   std::ptrdiff_t logits_stride() const { return logits_.stride; }
@@ -270,6 +270,10 @@ class Executor {
   // Throws std::invalid_argument unless this is a KV block of this executor.
   void check_block(std::int64_t block) const;
   void copy_block(int source, int destination);
+  // What a KV block holds in all layers, one after another: kv_block_bytes() bytes.
+  std::size_t kv_block_bytes() const;
+  void read_block(int block, std::byte* data) const;
+  void write_block(int block, const std::byte* data);
   // Gives back the memory that windowed layers have for `count` blocks from `first` on.
   void forget_blocks(int first, int count);
 
@@ -282,6 +286,7 @@ class Executor {
   };
   std::vector<Timing> timings() const;
 
+  const char* isa() const { return kernels_.isa; }
   const Limits& limits() const { return limits_; }
   const Matrix& matrix(int index) const { return matrices_.at(static_cast<std::size_t>(index)); }
   const Vector& vector(int index) const { return vectors_.at(static_cast<std::size_t>(index)); }

@@ -144,12 +144,19 @@ template <class Format, int T>
                                   bool fresh) {
   const ActivationBlock* x[T];
   f32x16 acc[T];
-  for (int t = 0; t < T; ++t) {
+  // Unrolled, as all that touches acc: an index known at run time anywhere makes GCC keep a copy of
+  // the accumulators in memory and write it with every group.
+  constexpr std::make_integer_sequence<int, T> all{};
+  unroll(all, [&](auto token) {
+    constexpr int t = decltype(token)::value;
     x[t] = tokens[t];
     acc[t] = fresh ? f32_zero() : f32_load(accumulators + t * kTileRows);
-  }
+  });
   for (int group = begin; group < end; ++group) add_group<Format, T>(tile, group, x, acc);
-  for (int t = 0; t < T; ++t) f32_store(accumulators + t * kTileRows, acc[t]);
+  unroll(all, [&](auto token) {
+    constexpr int t = decltype(token)::value;
+    f32_store(accumulators + t * kTileRows, acc[t]);
+  });
 }
 
 // accumulate<Format, count> for a count known at run time only, 1 <= count <= kMost.

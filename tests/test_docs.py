@@ -304,3 +304,10 @@ def test_both_readmes_say_the_same() -> None:
     assert levels[0] == levels[1]
     links = [[link for link in _LINK.findall(text) if "README" not in link] for text in texts]
     assert links[0] == links[1]
+
+
+def test_the_tests_that_are_named_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/tested.md").read_text("utf-8"))
+    assert len(named) > 40
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8"), f"{file}::{test}"

@@ -114,6 +114,7 @@ def compare(
     threads: int,
     bounds: Bounds,
     seconds: float = float("inf"),
+    known: Mapping[tuple[str, str], Settings] | None = None,
     before_round: Callable[[int], None] = lambda _: None,
     after_round: Callable[[Records], None] = lambda _: None,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
@@ -121,7 +122,8 @@ def compare(
     """Measure every work by every peer.
 
     Rounds are whole: another is begun only if it would end within ``seconds`` of this call, as long
-    as the last one took; the first is always measured.
+    as the last one took; the first is always measured. ``known``: the settings of a work and peer
+    that were found out before, and are not again.
     """
     until = time.monotonic() + seconds
     records: Records = {(work, peer.name): Record() for work in works for peer in peers}
@@ -147,7 +149,10 @@ def compare(
     try:
         for peer in peers:
             for name, work in works.items():
-                _choose(peer, model, work, threads, bounds, records[name, peer.name], attempt)
+                record = records[name, peer.name]
+                record.settings = (known or {}).get((name, peer.name))
+                if record.settings is None:
+                    _choose(peer, model, work, threads, bounds, record, attempt)
             if not peer.slow_start:
                 peer.close()
         for number in range(rounds):

@@ -84,6 +84,16 @@ def test_the_fastest_settings_are_found_and_kept(peer, tmp_path):
     assert len(measured) == 3 + 2  # one setting each, then the rounds
 
 
+def test_settings_that_are_known_are_not_looked_for(peer, tmp_path):
+    records = compare(
+        MODEL, WORKS, [peer("other", "settings")], rounds=1, threads=2, bounds=PATIENT,
+        known={("prefill", "other"): {"speed": 4}}, say=lambda line: None,
+    )  # fmt: skip
+    assert records["prefill", "other"].tried == []
+    assert records["prefill", "other"].rounds == [{"prefill": 40.0}]
+    assert records["decode", "other"].settings == {"speed": 9}
+
+
 def test_a_process_is_fresh_in_each_round_unless_it_starts_slowly(peer, tmp_path):
     run([peer("quick", "plain"), peer("slow", "slow start")], rounds=3)
     starts = {

@@ -135,6 +135,20 @@ class FakeRunner:
             assert source != destination
             self._blocks[destination] = self._blocks[source]
 
+    @property
+    def block_bytes(self) -> int:
+        return self._blocks[0].nbytes
+
+    @property
+    def kv_identity(self) -> str:
+        return "fake"
+
+    def read_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        data[:] = self._blocks[block].view(np.uint8)
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        self._blocks[block] = data.view(np.int32)
+
     def forget_blocks(self, blocks: Sequence[int]) -> None:
         assert self.window is not None
         self.forgotten += len(blocks)

@@ -105,9 +105,11 @@ def check_idle(engine: Engine) -> None:
 
 
 def drive(
-    engine: Engine, requests: Iterable[Request] = (), *, max_steps: int = 10_000, check: bool = True
-) -> dict[str, Result]:
-    """Add ``requests``, run until nothing is left to do, and give their results."""
+    engine: Engine, requests: Iterable[Request] = (), *, max_steps: int = 10_000,
+    check: bool = True, pace: float = 1.0,
+) -> dict[str, Result]:  # fmt: skip
+    """Add ``requests``, run until nothing is left to do, and give their results. Each step takes
+    ``pace`` seconds."""
     for request in requests:
         engine.add(request, 0.0)
     collector = Collector()
@@ -115,7 +117,7 @@ def drive(
     while engine.has_work:
         steps += 1
         assert steps <= max_steps, "the engine does not come to an end"
-        collector.take(engine.step(float(steps)))
+        collector.take(engine.step(steps * pace))
         if check:
             check_blocks(engine)
     if check:
@@ -138,12 +140,13 @@ def embedding(
 
 
 def make_engine(
-    runner, tokenizer=None, *, entropy: int = 1, proposer=None, clock=None, **config
+    runner, tokenizer=None, *, entropy: int = 1, proposer=None, clock=None, tier=None, **config
 ) -> Engine:
     config.setdefault("max_context", 128)
     config.setdefault("max_batch_tokens", 32)
     config.setdefault("max_prefill_tokens", 16)
     config.setdefault("max_sequences", 8)
     return Engine(
-        runner, tokenizer, EngineConfig(**config), entropy=entropy, proposer=proposer, clock=clock
-    )
+        runner, tokenizer, EngineConfig(**config), entropy=entropy, proposer=proposer, clock=clock,
+        tier=tier,
+    )  # fmt: skip

@@ -7,6 +7,7 @@ continuation, those of what did not are a prefix of it, and nothing is left behi
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.fake_runner import FakeRunner
 from engine.helpers import Collector, check_blocks, check_idle, make_engine, request
+from engine.memory_tier import MemoryTier
 from tidemill.engine.base import Request
 from tidemill.engine.errors import ContextLengthError, QueueFullError
 
@@ -32,6 +34,7 @@ class Setup:
     max_logit_rows: int
     max_preemptions: int
     prefix_caching: bool
+    tier_seed: int | None
 
 
 setups = st.builds(
@@ -44,6 +47,7 @@ setups = st.builds(
     max_logit_rows=st.sampled_from([1, 2, 16]),
     max_preemptions=st.sampled_from([0, 1, 8]),
     prefix_caching=st.booleans(),
+    tier_seed=st.sampled_from([None, 1, 2]),
 )
 
 # Few letters and a common beginning, so that there is much to share.
@@ -100,8 +104,12 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
         poison=POISON, nan_after=NAN,
     )  # fmt: skip
     runner._rows[:, [POISON, NAN]] = -50.0
+    tier = None
+    if setup.prefix_caching and setup.tier_seed is not None:
+        tier = MemoryTier(runner.block_bytes, random.Random(setup.tier_seed))
     engine = make_engine(
         runner,
+        tier=tier,
         max_context=60,
         max_waiting=10,
         max_batch_tokens=setup.max_batch_tokens,
@@ -147,6 +155,8 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
     # Every step advances somebody, unless a preemption threw work away (bounded in number).
     work = sum((len(r.prompt_token_ids) + 26) * r.params.n_samples for r in admitted.values())
     limit = work * (2 + setup.max_preemptions) + 20
+    if tier is not None:  # of which each take gives more than one block, or ends it, on average
+        limit *= 4
     while engine.has_work:
         step()
         limit -= 1
@@ -158,6 +168,8 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
         assert all(s.preemptions <= setup.max_preemptions for s in group.samples)
     if engine.stats.preemptions:
         event("preempted")
+    if engine.stats.restored_tokens:
+        event("restored")
     for id, r in admitted.items():
         result = collector.results[id]
         assert result.done
@@ -191,11 +203,10 @@ def test_random_schedules(setup: Setup, script: list[tuple[str, object]]) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_pressure_with_everything_on(seed: int) -> None:
     """One long run at several times the memory, deterministic, with every feature at once."""
-    import random
-
     rng = random.Random(seed)
     runner = FakeRunner(n_blocks=30, block_size=4, vocab_size=VOCAB)
-    engine = make_engine(runner, max_context=80, max_sequences=12, max_preemptions=3)
+    tier = MemoryTier(runner.block_bytes, rng)
+    engine = make_engine(runner, tier=tier, max_context=80, max_sequences=12, max_preemptions=3)
     collector = Collector()
     requests: dict[str, Request] = {}
     for i in range(250):
@@ -218,6 +229,7 @@ def test_pressure_with_everything_on(seed: int) -> None:
     check_idle(engine)
     assert engine.stats.preemptions > 20
     assert engine.stats.cached_prompt_tokens > 0
+    assert engine.stats.restored_tokens > 0
     for id, r in requests.items():
         truth = runner.greedy(r.prompt_token_ids, r.params.max_tokens)
         for sample in collector.results[id].samples.values():

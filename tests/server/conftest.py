@@ -2,10 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support.serving import Server, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +18,20 @@ def server(tiny_chat_model: Path) -> Iterator[Server]:
     they come. Tests leave it as they found it."""
     with serving(str(tiny_chat_model), "--name", "tiny", "--threads", "1") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from support.browsing import browsing
+
+    with browsing() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """The server's page, with the model chosen."""
+    from support.browsing import chosen, page_of
+
+    with page_of(browser, server.url) as found:
+        yield chosen(found)

@@ -86,7 +86,7 @@ def test_what_cannot_be_loaded_changes_nothing(own: Server, tmp_path: Path) -> N
     before = own.workers()
     for method, path in (("POST", ""), ("PUT", "/tiny")):
         status, answer = call(own, method, path, {"source": str(tmp_path / "no.gguf")})
-        assert (status, answer["error"]["code"]) == (503, "model_unavailable")
+        assert (status, answer["error"]["code"]) == (400, "cannot_be_loaded")
     assert own.workers() == before
     assert ask(own, "tiny") == 200
 

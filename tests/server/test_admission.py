@@ -101,12 +101,39 @@ def test_a_large_request_is_not_passed_by_for_ever() -> None:
 
 def test_more_than_there_is_runs_alone() -> None:
     async def main() -> None:
-        requests = Requests(Admission(4, 10))
+        requests = Requests(Admission(4, 10, keeps_places=False))
         await requests.begin("a1", A, 100)
         await requests.begin("a2", A, 1)
         assert requests.order == ["a1"]
         await requests.end("a1")
         assert requests.order == ["a1", "a2"]
+
+    run(main())
+
+
+def test_beside_the_largest_request_there_is_a_place_for_others() -> None:
+    async def main() -> None:
+        requests = Requests(Admission(8, 10))
+        await requests.begin("a1", A, 100)
+        await requests.begin("b1", B, 1)
+        assert requests.order == ["a1", "b1"]
+
+    run(main())
+
+
+def test_who_is_told_to_be_urgent() -> None:
+    async def main() -> None:
+        admission = Admission(8, 10)
+        async with (
+            admission.slot(A, 1) as first,
+            admission.slot(A, 4) as second,
+            admission.slot(B, 1) as third,
+            admission.slot(URGENT, 1) as fourth,
+            admission.slot(Tenant("c"), 1) as fifth,
+        ):
+            urgent = [grant.urgent for grant in (first, second, third, fourth, fifth)]
+            assert urgent == [False, False, True, True, False]  # not beside a class before its own
+        assert admission.running == 0
 
     run(main())
 

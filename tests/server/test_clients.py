@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,9 @@ import pytest
 from support.serving import Server, events_of, send_request, serving, until
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
+# Greedily, the tiny model does not end its answer to this.
+ENDLESS_MESSAGES = [{"role": "user", "content": "What is the sea?"}]
+CHAT = "/v1/chat/completions"
 LONG = {"model": "tiny", "messages": MESSAGES, "max_tokens": 900, "ignore_eos": True}
 SHORT = {
     "model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
@@ -49,23 +52,37 @@ def begin(server: Server, body: Any, path: str = "/v1/chat/completions") -> sock
     return connection
 
 
+# An answer that goes on and on, in every API.
+ENDLESS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": LONG,
+    "/v1/completions": {"prompt": "Once", "max_tokens": 900, "ignore_eos": True},
+    "/v1/responses": {"input": "Once", "max_output_tokens": 900, "ignore_eos": True},
+    "/v1/messages": {"messages": ENDLESS_MESSAGES, "max_tokens": 900, "temperature": 0},
+    "/api/chat": {
+        "messages": ENDLESS_MESSAGES, "options": {"num_predict": 900, "temperature": 0},
+    },
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("wait", [0.0, 0.3])
+@pytest.mark.parametrize("path", ENDLESS)
 def test_a_client_that_leaves_frees_its_blocks(
-    server: Server, expected: str, stream: bool, wait: float
+    server: Server, expected: str, path: str, stream: bool
 ) -> None:
-    others: list[Any] = []
-    asking = threading.Thread(
-        target=lambda: others.append(server.post("/v1/chat/completions", SHORT))
-    )
-    leaving = [begin(server, {**LONG, "stream": stream}) for _ in range(4)]
-    asking.start()
-    time.sleep(wait)
-    for connection in leaving:
-        connection.close()
-    asking.join()
-    assert others[0][1]["choices"][0]["message"]["content"] == expected
-    until(server.idle)
+    """At once, or when it has been answered for a while; a neighbour's answer is untouched."""
+    generated = partial(server.metric, "vllm:generation_tokens_total")
+    for wait in (0.0, 0.2):
+        before = generated()
+        body = {**ENDLESS[path], "model": "tiny", "stream": stream}
+        leaving = [begin(server, body, path) for _ in range(4)]
+        with ThreadPoolExecutor(1) as pool:
+            neighbour = pool.submit(server.post, CHAT, SHORT)
+            time.sleep(wait)
+            for connection in leaving:
+                connection.close()
+            assert neighbour.result()[1]["choices"][0]["message"]["content"] == expected
+        until(server.idle)
+        assert generated() < before + 4 * 900 + 8
 
 
 def busy(server: Server) -> socket.socket:
@@ -116,6 +133,20 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever(small: Server) -> No
     until(lambda: answered() == before + 1)
     until(small.idle)
     connection.close()
+
+
+def test_a_body_that_comes_a_byte_at_a_time_is_408(small: Server) -> None:
+    with small.connect() as connection:
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"
+        connection.sendall(head)
+        connection.settimeout(0.25)
+        answer = b""
+        for _ in range(200):  # each of them well within the time limit
+            with suppress(TimeoutError):
+                connection.sendall(b" ")
+                answer = connection.recv(4096)
+                break
+        assert b" 408 " in answer.split(b"\r\n")[0]
 
 
 def test_a_body_that_never_comes_is_408(small: Server) -> None:

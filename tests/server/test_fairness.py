@@ -6,10 +6,12 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.server.fairness import MOST, FairQueue, Ticket
+
+SETTINGS = settings(derandomize=True, deadline=None)
 
 
 def ticket(tenant: str, arrived: float = 0.0, priority: int = 0, size: int = 1) -> Ticket:
@@ -46,6 +48,7 @@ def test_a_flood_does_not_take_more_than_its_share(weight: float, share: float) 
     assert served["other"] / 800 == pytest.approx(share, abs=0.01)
 
 
+@SETTINGS
 @given(st.integers(0, 10**6))
 def test_backlogged_tenants_stay_close(seed: int) -> None:
     """The bound of the paper: what each has been served differs by no more than one request's
@@ -105,6 +108,7 @@ def test_a_class_that_is_passed_over_gets_a_place_now_and_then() -> None:
     assert all(b - a <= 31 for a, b in zip([0, *gaps], gaps, strict=False))
 
 
+@SETTINGS
 @given(
     st.lists(
         st.tuples(
@@ -173,6 +177,7 @@ def test_all_places_where_there_is_one_tenant_only() -> None:
     assert queue.running == 64
 
 
+@SETTINGS
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 6)), max_size=200))
 def test_whoever_has_nothing_finds_a_place(asked: list[tuple[str, int]]) -> None:
     """As long as there are fewer than MOST tenants, one of them can always begin at once."""
@@ -201,9 +206,24 @@ def test_who_is_urgent() -> None:
     queue.charge("a", 100)
     assert begin("c")  # begins where "b" is
     queue.charge("c", 50)
-    assert not begin("a")
+    assert not begin("a")  # has been served more
+    for _ in range(20):
+        begin("a")
+    assert begin("b")  # has two, which is hardly any beside those of "a"
+    assert begin("b")
+    assert not begin("b")
 
 
+def test_nothing_is_urgent_beside_a_class_before_its_own() -> None:
+    queue = FairQueue(64, 30)
+    for tenant, priority, urgent in (("a", 1, False), ("b", 2, False), ("c", 1, True)):
+        new = ticket(tenant, priority=priority)
+        queue.add(new)
+        assert queue.start(new, 0) is urgent
+    queue.end(new)
+
+
+@SETTINGS
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2)), max_size=60), st.data())
 def test_whatever_happens_everything_is_served_once(
     given_: list[tuple[str, int]], data: st.DataObject
@@ -231,3 +251,32 @@ def test_who_gives_way_in_a_full_queue() -> None:
         queue.add(each)
     assert queue.newest_of_largest("other") is tickets[3]
     assert queue.newest_of_largest("flood") is None
+
+
+@pytest.mark.parametrize(("places", "taken"), [(1, 1), (2, 1), (4, 3), (8, 7), (64, 56)])
+def test_one_place_at_least_stays_free(places: int, taken: int) -> None:
+    queue = FairQueue(places, 30)
+    for i in range(100):
+        queue.add(ticket("flood", arrived=i))
+    while (found := queue.next(300)) is not None:
+        queue.start(found, 300)
+    assert queue.running == taken
+
+
+def test_a_large_request_is_passed_by_newcomers_only_and_not_for_ever() -> None:
+    queue = FairQueue(8, 30)
+    running = [ticket("flood", arrived=i) for i in range(6)]
+    for each in running:
+        queue.add(each)
+        queue.start(each, 0)
+    large = ticket("large", arrived=0, size=7)
+    queue.add(large)
+    queue.add(ticket("flood", arrived=1))
+    assert queue.next(1) is None
+    small = ticket("newcomer", arrived=2)
+    queue.add(small)
+    assert queue.next(2) is small
+    assert queue.next(31) is None
+    for each in running:
+        queue.end(each)
+    assert queue.next(31) is large

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Server, events_of, send_request, serving, until
+from support.serving import Server, Stream, events_of, serving, until
 from tidemill.server.keys import digest_of
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -25,33 +25,6 @@ LONG = {
 }  # fmt: skip
 SHORT = {**LONG, "max_tokens": 4, "stream": False}
 OPTIONS = ("--name", "tiny", "--threads", "1")
-
-
-class Stream(threading.Thread):
-    """Reads a streamed answer to its end; ``begun`` once there is something of it."""
-
-    def __init__(self, server: Server, body: Any = LONG) -> None:
-        super().__init__(daemon=True)
-        self._connection = server.connect()
-        send_request(self._connection, "/v1/chat/completions", body)
-        self.data = b""
-        self.begun = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        with self._connection as connection:
-            while True:
-                try:
-                    part = connection.recv(65536)
-                except OSError:
-                    return
-                if not part:
-                    return
-                self.data += part
-                if b"data: " in self.data:
-                    self.begun.set()
-                if b"[DONE]" in self.data:
-                    return
 
 
 def failing(*arguments: str, **options: Any) -> tuple[int, str]:
@@ -65,7 +38,7 @@ def failing(*arguments: str, **options: Any) -> tuple[int, str]:
 
 def test_sigterm_lets_streams_end_and_takes_nothing_new(tiny_chat_model: Path) -> None:
     with serving(str(tiny_chat_model), *OPTIONS) as server:
-        stream = Stream(server)
+        stream = Stream(server, LONG)
         assert stream.begun.wait(60)
         server.signal()
         until(lambda: server.get("/health/ready")[0] == 503)

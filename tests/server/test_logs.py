@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import pytest
 
 from support.serving import Server, begin_request, serving, until
 from tidemill.server.logs import JsonFormatter, LogWriter, TextFormatter, where_from
+from tidemill.server.serve import _on_loop_error
 
 SECRET = "xyzzyplugh"
 CHAT = {"model": "tiny", "max_tokens": 4, "temperature": 0}
@@ -102,9 +105,9 @@ def test_a_chain_of_exceptions_ends() -> None:
 class Pipe:
     """A log on a pipe of 64 KiB."""
 
-    def __init__(self, most_lines: int = 10_000) -> None:
+    def __init__(self, most_characters: int = 1 << 20) -> None:
         self.reader, writer = os.pipe()
-        self.log = LogWriter(writer, most_lines)
+        self.log = LogWriter(writer, most_characters)
         self.log.setFormatter(logging.Formatter("%(message)s"))
 
     def read(self, n: int = 1 << 20) -> bytes:
@@ -121,7 +124,7 @@ def test_lines_come_in_order_and_whole() -> None:
 
 
 def test_who_does_not_read_keeps_nobody_waiting_and_is_told_what_was_dropped() -> None:
-    pipe = Pipe(most_lines=10)
+    pipe = Pipe(most_characters=20_000)
     for i in range(1000):
         pipe.log.emit(record(f"{i} {'x' * 2000}"))  # 2 MB into a pipe of 64 KiB
     pipe.log.flush()  # ends
@@ -268,6 +271,42 @@ def test_a_bug_s_words_are_not_logged_either(tiny_chat_model: Path, tmp_path: Pa
         server.stop()
         assert "sitecustomize.py" in server.log
         assert SECRET not in server.log
+
+
+def test_what_asyncio_reports_has_no_words_either(caplog: pytest.LogCaptureFixture) -> None:
+    error = raised(SECRET)
+    _on_loop_error(None, {"message": "it was never awaited", "exception": error, "future": SECRET})
+    (found,) = caplog.records
+    line = JsonFormatter().format(found)
+    assert "it was never awaited" in line
+    assert "ValueError" in line
+    assert SECRET not in line
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_a_server_without_a_place_for_its_log_serves(tiny_chat_model: Path, stderr: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", "tidemill", "serve", "--port", str(port), "--threads", "1",
+               "--name", "tiny", str(tiny_chat_model)]  # fmt: skip
+    server = Server.__new__(Server)
+    server.port = port
+    server.process = subprocess.Popen(["sh", "-c", f"exec {shlex.join(command)} {stderr}"])
+    try:
+        until(lambda: is_ready(server), seconds=120)
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        assert server.request("POST", "/v1/completions", body)[0] == 200
+        server.signal()
+        assert server.wait(60) == 0
+    finally:
+        server.stop()
+
+
+def is_ready(server: Server) -> bool:
+    try:
+        return server.request("GET", "/health/ready")[0] == 200
+    except OSError:
+        return False
 
 
 def test_prompts_and_answers_where_they_are_asked_for(tiny_chat_model: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import ollama
 import pytest
 
-from support.serving import Server, send_request, serving, until
+from support.serving import Server, serving, until
 from tidemill.server.keys import digest_of
 
 # The tiny model's greedy answer to this does not repeat itself.
@@ -338,24 +337,6 @@ def test_nothing_asked_only_loads(client: ollama.Client) -> None:
     loaded = client.generate("tiny")
     assert (loaded.response, loaded.done, loaded.done_reason) == ("", True, "load")
     assert client.chat("tiny", []).done_reason == "load"
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> None:
-    body = {
-        "model": "tiny", "messages": ENDLESS, "options": {"temperature": 0, "num_predict": 900},
-        "stream": stream,
-    }  # fmt: skip
-    generated = partial(server.metric, "vllm:generation_tokens_total")
-    before = generated()
-    leaving = [server.connect() for _ in range(3)]
-    for connection in leaving:
-        send_request(connection, "/api/chat", body)
-    time.sleep(0.1)
-    for connection in leaving:
-        connection.close()
-    until(server.idle)
-    assert generated() < before + 3 * 900
 
 
 def test_how_long_a_model_stays(tiny_chat_model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from support.serving import Server
-from tidemill.server.app import App
 from tidemill.server.openapi import describe
 from tidemill.server.operations import OPERATIONS
 
@@ -83,4 +82,3 @@ def test_more_specific_paths_come_first() -> None:
     assert paths.index("/admin/models/{model:path}/load") < paths.index(
         "/admin/models/{model:path}"
     )
-    assert App is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.server.placement import (
@@ -17,6 +17,8 @@ from tidemill.server.placement import (
     weight,
 )
 
+SETTINGS = settings(derandomize=True, deadline=None)
+
 ranks = st.integers(0, 5000)
 fills = st.tuples(st.integers(0, 64), st.integers(1, 64))
 seconds = st.floats(0, 1e9)
@@ -26,11 +28,13 @@ def priority(rank: int, fill: tuple[int, int], over: float, left: float = inf) -
     return scheduling_priority(utilisation(*fill, 64, weight(rank)), urgency(over, left))
 
 
+@SETTINGS
 @given(ranks, fills, seconds, st.floats(-1e9, inf))
 def test_it_is_bounded(rank: int, fill: tuple[int, int], over: float, left: float) -> None:
     assert 0 < priority(rank, fill, over, left) <= 1
 
 
+@SETTINGS
 @given(st.integers(0, CLASSES - 2), fills, fills)
 def test_of_fresh_ones_the_class_decides(
     rank: int, one: tuple[int, int], other: tuple[int, int]
@@ -39,6 +43,7 @@ def test_of_fresh_ones_the_class_decides(
     assert priority(rank, one, 0) >= priority(rank + 1, other, 0)
 
 
+@SETTINGS
 @given(ranks, fills, seconds, seconds, st.floats(0, inf))
 def test_it_grows_while_passed_over(
     rank: int, fill: tuple[int, int], over: float, more: float, left: float
@@ -47,6 +52,7 @@ def test_it_grows_while_passed_over(
     assert priority(rank, fill, over, left) >= priority(rank, fill, over)
 
 
+@SETTINGS
 @given(ranks, fills)
 def test_patience_ends_at_the_top(rank: int, fill: tuple[int, int]) -> None:
     assert priority(rank, fill, PATIENCE) == pytest.approx(1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.server.errors import ApiError
 from tidemill.server.keys import Tenant
 from tidemill.server.quotas import DAY, EXPECTED_OUTPUT, Limit, Quotas, Reservation
 from tidemill.server.rate_limits import anthropic_headers, duration, openai_headers
+
+SETTINGS = settings(derandomize=True, deadline=None)
 
 MIDNIGHT = 20_000 * DAY  # UTC
 
@@ -169,6 +171,7 @@ requests = st.lists(
 )
 
 
+@SETTINGS
 @given(requests)
 def test_no_more_than_the_quota_however_it_is_asked_for(
     asked: list[tuple[float, int, int, float, float]],
@@ -199,6 +202,7 @@ def test_no_more_than_the_quota_however_it_is_asked_for(
             assert j - i + 1 <= 5 + 0.5 * seconds + 1e-6
 
 
+@SETTINGS
 @given(st.floats(0, 1e7), st.integers(1, 100), st.integers(1, 1000))
 def test_the_time_to_come_back_is_exact(start: float, used: int, per_minute: int) -> None:
     who = tenant(tokens_per_minute=per_minute, burst_tokens=100)

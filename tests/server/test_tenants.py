@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from pathlib import Path
 from typing import Any
 
-from support.serving import serving, until
+from support.serving import begin_request, serving, until
 from tidemill.server.keys import digest_of
 
 BODY: dict[str, Any] = {
@@ -53,3 +54,36 @@ def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: P
         last = max(i for i, tenant in enumerate(order) if tenant == "modest")
         before = order[:last].count("flood")
         assert before < 16 - 4
+
+
+def test_another_is_served_while_the_flood_goes_on(tiny_chat_model: Path, tmp_path: Path) -> None:
+    """It finds a place at once, where all places are wanted, and its prompt does not wait."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
+            for name in ("flood", "modest")
+        )
+    )
+    with serving(
+        str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
+        "--api-key-file", str(keys),
+    ) as server:  # fmt: skip
+        body = {**BODY, "n": 1, "max_tokens": 900, "stream": True}
+        flood = [
+            begin_request(server, "/v1/chat/completions", body, key="flood") for _ in range(20)
+        ]
+
+        def begun() -> int:
+            return len(select.select(flood, [], [], 0)[0])
+
+        until(lambda: begun() >= 7)
+        for _ in range(5):
+            headers = {"Authorization": "Bearer modest"}
+            status, _, _ = server.request(
+                "POST", "/v1/chat/completions", {**BODY, "n": 1, "max_tokens": 4}, headers
+            )
+            assert status == 200
+        assert begun() == 7  # nothing of the flood has ended meanwhile, so that another could begin
+        for connection in flood:
+            connection.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from support.browsing import (
     COMPLETIONS,
     answering,
     asked,
-    browsing,
     chosen,
     finished,
     fulfilling,
@@ -23,18 +21,6 @@ from support.browsing import (
 )
 from support.serving import Server, serving
 from tidemill.server.keys import digest_of
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as found:
-        yield found
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
-    with page_of(browser, server.url) as found:
-        yield chosen(found)
 
 
 def set_most_tokens(page: Page, count: int) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from support.browsing import answering, browsing, chosen, finished, page_of, send
+from support.browsing import answering, chosen, finished, page_of, send
 from support.serving import Server
 
 DOCUMENT = """# Title
@@ -33,18 +32,6 @@ print("a line that is much too long for the width of any phone that has ever bee
 
 averyveryverylongwordwithoutanyplacetobreakitatallwhichphoneshavetocutsomewhereorscrollsideways
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as found:
-        yield found
-
-
-@pytest.fixture
-def page(browser: Browser, server: Server) -> Iterator[Page]:
-    with page_of(browser, server.url) as found:
-        yield chosen(found)
 
 
 def markup(page: Page, text: str) -> str:
@@ -197,6 +184,28 @@ def test_the_live_view_shows_what_the_server_does(page: Page, server: Server) ->
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
     page.unroute("**/metrics")
     expect(page.locator(".state")).to_have_text("Ready")
+
+
+def test_energy_is_shown_where_a_meter_is(page: Page, server: Server) -> None:
+    _, _, data = server.request("GET", "/metrics")
+    text = re.sub(r"(?m)^vllm:generation_tokens_total.*\n", "", data.decode())
+    joules = 0
+
+    def answer(route: Route) -> None:
+        nonlocal joules
+        joules += 30
+        metered = (
+            f'tidemill:energy_joules_total{{meter="package-0"}} {joules}\n'
+            f'vllm:generation_tokens_total{{model_name="tiny"}} {joules / 1.5}\n'
+        )
+        route.fulfill(body=text + metered, content_type="text/plain")
+
+    page.get_by_role("link", name="Live").click()
+    expect(page.locator(".facts")).to_contain_text("answers")
+    card = page.get_by_role("region", name="Energy per token")
+    expect(card).to_have_count(0)
+    page.route("**/metrics", answer)
+    expect(card.locator("dd")).to_have_text("1.5 J")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

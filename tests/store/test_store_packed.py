@@ -165,8 +165,8 @@ def test_packed_files_of_a_path_or_a_name_are_removed_alone(
     write(1, source=str(stored.path))
     write(2, source=str(model))
     monkeypatch.chdir(tmp_path)
-    assert store.remove_packed_of("./tiny.gguf") == TAKES
+    assert store.remove_packed(store.location("./tiny.gguf")) == TAKES
     assert kept() == [1]
-    assert store.remove_packed_of(stored.name) == TAKES
+    assert store.remove_packed(store.location(stored.name)) == TAKES
     assert stored.path.is_file()
-    assert store.remove_packed_of(stored.name) == 0
+    assert store.remove_packed(store.location(stored.name)) == 0

@@ -21,15 +21,23 @@ _READY = re.compile(r"serving .* at http://([\d.]+):(\d+)/v1")
 
 
 class Server:
-    """``tidemill serve`` with the given arguments; ``start`` waits until it is ready."""
+    """``tidemill serve`` with the given arguments; ``until_ready`` waits until it is. ``under`` is
+    a command that runs it, such as ``prlimit``."""
 
-    def __init__(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: dict[str, str] | None = None,
+        under: Sequence[str] = (),
+    ) -> None:
         self.lines: list[str] = []
         self.port = 0
         self._changed = threading.Condition()
         self._ended = False
+        self.key: str | None = None
+        """What to ask with."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill", "serve", "--port", "0", *arguments],
+            [*under, sys.executable, "-m", "tidemill", "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -107,7 +115,8 @@ class Server:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, data, headers or {})
+            given = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+            connection.request(method, path, data, {**given, **(headers or {})})
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
             return answer.status, found, answer.read()
@@ -149,17 +158,18 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
-def send_request(connection: socket.socket, path: str, body: Any) -> None:
+def send_request(connection: socket.socket, path: str, body: Any, key: str = "") -> None:
     """Write a POST by hand, for clients that then misbehave."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nX-Api-Key: {key}\r\n"
+    head += f"Content-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
 
 
-def begin_request(server: Server, path: str, body: Any) -> socket.socket:
+def begin_request(server: Server, path: str, body: Any, key: str = "") -> socket.socket:
     """A connection on which a request has been sent, and nothing read yet."""
     connection = server.connect()
-    send_request(connection, path, body)
+    send_request(connection, path, body, key)
     return connection
 
 
@@ -169,6 +179,33 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.02)
+
+
+class Stream(threading.Thread):
+    """Reads a streamed answer to its end; ``begun`` once there is something of it."""
+
+    def __init__(self, server: Server, body: Any, path: str = "/v1/chat/completions") -> None:
+        super().__init__(daemon=True)
+        self._connection = server.connect()
+        send_request(self._connection, path, body)
+        self.data = b""
+        self.begun = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self._connection as connection:
+            while True:
+                try:
+                    part = connection.recv(65536)
+                except OSError:
+                    return
+                if not part:
+                    return
+                self.data += part
+                if b"data: " in self.data:
+                    self.begun.set()
+                if b"[DONE]" in self.data:
+                    return
 
 
 def events_of(data: bytes) -> list[Any]:
@@ -182,9 +219,11 @@ def events_of(data: bytes) -> list[Any]:
 
 
 @contextmanager
-def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def serving(
+    *arguments: str, environment: dict[str, str] | None = None, under: Sequence[str] = ()
+) -> Iterator[Server]:
     """A server that is ready, stopped at the end."""
-    server = Server(arguments, environment)
+    server = Server(arguments, environment, under)
     try:
         yield server.until_ready()
     finally:

@@ -43,6 +43,7 @@ def write_chat_model(
     template: str | None = TEMPLATE,
     control_prefix: str = "<|",
     marker: str | None = None,
+    context: int = CONTEXT,
 ) -> Path:
     """Write the model to ``path``. Without a template it is a plain text model; with another
     prefix its control tokens are nobody's. ``marker`` is a text that is one token, and none of
@@ -51,7 +52,7 @@ def write_chat_model(
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("Tiny Chat")
     writer.add_block_count(LAYERS)
-    writer.add_context_length(CONTEXT)
+    writer.add_context_length(context)
     writer.add_embedding_length(D_MODEL)
     writer.add_feed_forward_length(D_FF)
     writer.add_head_count(HEADS)

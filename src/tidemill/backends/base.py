@@ -86,6 +86,25 @@ class Runner(Protocol):
         ...
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes that a KV block holds in all layers together."""
+        ...
+
+    @property
+    def kv_identity(self) -> str:
+        """What those bytes depend on besides model, tokens and ``kv``: runners of one identity
+        compute the same bits and lay them out alike."""
+        ...
+
+    def read_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Copy what a KV block holds to ``data`` (block_bytes,)."""
+        ...
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Copy ``data`` (block_bytes,), which was once read, to a KV block."""
+        ...
+
+    @property
     def window(self) -> int | None:
         """The positions that a token sees, its own included, in all layers with a sliding window;
         None if there are no such layers (or their memory cannot be given back)."""

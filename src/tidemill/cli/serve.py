@@ -1,11 +1,10 @@
-"""``tidemill serve`` and ``tidemill key``: the HTTP server, and keys for those who may use it."""
+"""``tidemill serve``: the HTTP server."""
 
 from __future__ import annotations
 
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import click
@@ -33,6 +32,9 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
               help="Most sequences computed at once. [default: 64]")  # fmt: skip
 @click.option("--kv-memory", type=click.IntRange(min=1), metavar="BYTES",
               help="Size of the KV cache. [default: a quarter of the free memory]")  # fmt: skip
+@click.option("--kv-disk", metavar="SIZE",
+              help="Keep computed KV blocks on disk as well, up to SIZE, such as 4GiB. "
+              "[default: off]")  # fmt: skip
 @kv_dtype_option
 @pre_tokenizer_option
 @template_option
@@ -98,51 +100,6 @@ def serve(
 
 
 _MODEL_OPTIONS = (
-    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_dtype", "pre_tokenizer",
-    "chat_template", "target_itl", "speculative",
+    "name", "max_context", "threads", "max_sequences", "kv_memory", "kv_disk", "kv_dtype",
+    "pre_tokenizer", "chat_template", "target_itl", "speculative",
 )  # fmt: skip
-
-
-@click.group()
-def key() -> None:
-    """API keys for `tidemill serve --api-key-file`."""
-
-
-@key.command("new")
-@click.argument("tenant")
-@click.option(
-    "-f",
-    "--file",
-    "path",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The key file; made if it is not there.",
-)
-@click.option("--model", "models", multiple=True, help="Only for this model; repeatable.")
-@click.option("--priority", type=click.IntRange(-1000, 1000), default=0, show_default=True,
-              help="Smaller is served first.")  # fmt: skip
-def new_key(tenant: str, path: Path, models: tuple[str, ...], priority: int) -> None:
-    """Make a key for TENANT: it is shown once, and the file gets its hash."""
-    import msgspec
-
-    from tidemill.server import keys
-
-    made = keys.new_key()
-
-    def toml(value: object) -> str:
-        return msgspec.json.encode(value).decode()
-
-    entry = [
-        "[[tenants]]",
-        f"name = {toml(tenant)}",
-        f"sha256 = {toml([keys.digest_of(made)])}",
-        *([f"models = {toml(models)}"] if models else []),
-        *([f"priority = {priority}"] if priority else []),
-    ]
-    before = path.read_text("utf-8") if path.exists() else ""
-    if before:
-        keys.Keys(path)  # a file that is broken is not made longer
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with open(descriptor, "a", encoding="utf-8") as file:
-        file.write(("\n" if before else "") + "\n".join(entry) + "\n")
-    click.echo(made)

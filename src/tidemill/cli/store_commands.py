@@ -49,6 +49,7 @@ def list_models(as_json: bool) -> None:
 
     installed = store.list_models()
     packed = store.list_packed()
+    kept = store.list_kv()
     taken = {model.name: _packed_bytes(packed, model) for model in installed}
     others = [file for file in packed if not any(_is_of(file, model) for model in installed)]
     unfinished = dict(store.list_unfinished())
@@ -72,6 +73,13 @@ def list_models(as_json: bool) -> None:
                             "used_at": _moment(file.used_ns),
                         }
                         for file in packed
+                    ],
+                },
+                "kv": {
+                    "bytes": sum(kv.bytes for kv in kept),
+                    "files": [
+                        {"path": str(kv.path), "bytes": kv.bytes, "sources": list(kv.sources)}
+                        for kv in kept
                     ],
                 },
                 "unfinished": [
@@ -132,27 +140,34 @@ def list_models(as_json: bool) -> None:
     is_flag=True,
     help="Only packed weights, which the next start makes again; all of them without NAME.",
 )
+@click.option(
+    "--kv", is_flag=True, help="Only KV blocks kept by `serve --kv-disk`; all of them without NAME."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def rm(names: tuple[str, ...], packed: bool, yes: bool) -> None:
-    """Remove downloaded models, their packed weights, and what unfinished downloads of them have
-    left."""
+def rm(names: tuple[str, ...], packed: bool, kv: bool, yes: bool) -> None:
+    """Remove downloaded models, with what has been kept of them (packed weights, KV blocks) and
+    what unfinished downloads of them have left."""
     from tidemill import store
 
-    if not names and not packed:
-        raise click.UsageError("say which models to remove, or --packed for all packed weights")
+    kinds = [*["packed weights"] * packed, *["KV blocks"] * kv]
+    if not names and not kinds:
+        raise click.UsageError("say which models to remove, or --packed or --kv for those of all")
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on; add --yes to remove")
         what = ", ".join(names)
-        if packed:
-            what = f"the packed weights of {what or 'all models'}"
+        if kinds:
+            what = f"the {' and '.join(kinds)} of {what or 'all models'}"
         click.confirm(f"Remove {what} from {store.home()}?", abort=True, err=True)
-    if packed and not names:
-        click.echo(f"packed weights: removed, {store.format_bytes(store.remove_packed())} freed")
-    for name in names:
-        freed = store.remove_packed_of(name) if packed else store.remove(name)
-        what = "packed weights removed" if packed else "removed"
-        click.echo(f"{name}: {what}, {store.format_bytes(freed)} freed")
+    removed = f"{' and '.join(kinds)} removed" if kinds else "removed"
+    for name in names or ("all models",):
+        folder = store.location(name) if kinds and names else None
+        freed = store.remove(name) if not kinds else 0
+        if packed:
+            freed += store.remove_packed(folder)
+        if kv:
+            freed += store.remove_kv(folder)
+        click.echo(f"{name}: {removed}, {store.format_bytes(freed)} freed")
 
 
 def _is_of(file: PackedFile, model: StoredModel) -> bool:

@@ -186,6 +186,19 @@ class EngineConfig:
     model_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Counters of blocks since the start; ``blocks`` and ``bytes`` are what the tier holds now.
+    ``dropped`` could not be written, ``damaged`` not be read."""
+
+    blocks: int = 0
+    bytes: int = 0
+    read: int = 0
+    written: int = 0
+    dropped: int = 0
+    damaged: int = 0
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since the start and gauges of the moment; read by metrics and tests.
@@ -195,7 +208,7 @@ class EngineStats:
     owned nor cached. ``step_tokens`` and ``step_sequences`` tell how large steps were; a token
     that was guessed counts like any other. ``drafted_tokens`` were guessed ahead,
     ``accepted_tokens`` of them were right; ``speculation_error`` says why guessing was given up,
-    if it was."""
+    if it was. ``restored_tokens`` came back from the ``tier``, which is None if there is none."""
 
     running: int = 0
     waiting: int = 0
@@ -214,3 +227,5 @@ class EngineStats:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     speculation_error: str | None = None
+    restored_tokens: int = 0
+    tier: TierStats | None = None

@@ -36,6 +36,7 @@ from tidemill.engine.base import (
 from tidemill.engine.constrained import Constrained
 from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
 from tidemill.engine.kv_blocks import KVBlocks
+from tidemill.engine.kv_tier import KVTier, TieredKV
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
 from tidemill.engine.pooling import Pooling
@@ -56,7 +57,8 @@ class Engine:
     streams of requests that bring no seed of their own (None: from the operating system, once).
     ``proposer`` guesses tokens ahead, which changes no output (see speculation.py). ``clock``
     (seconds) times the steps, so that chunks and guesses fit the machine; without one, they go by
-    ``EngineConfig.step_costs``. ``aside`` runs what can be done while a forward step runs.
+    ``EngineConfig.step_costs``. ``aside`` runs what can be done while a forward step runs. ``tier``
+    keeps KV blocks beyond memory (see kv_tier.py); it is not closed here.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         proposer: Proposer | None = None,
         clock: Callable[[], float] | None = None,
         aside: Aside | None = None,
+        tier: KVTier | None = None,
     ) -> None:
         for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
             if getattr(config, name) < 1:
@@ -79,6 +82,8 @@ class Engine:
             raise ValueError("EngineConfig.target_itl must be a positive number of seconds")
         if config.max_draft < 1 or config.sampling_threads < 1:
             raise ValueError("EngineConfig.max_draft and sampling_threads must be at least 1")
+        if tier is not None and not config.prefix_caching:
+            raise ValueError("keeping KV blocks beyond memory needs EngineConfig.prefix_caching")
         kv = runner.kv
         self.config = config
         self.max_context = min(config.max_context, kv.n_blocks * kv.block_size)
@@ -100,6 +105,9 @@ class Engine:
         self._aside = aside
         self._forwards = 0  # tried in this step
         self._work: Work | None = None  # of the last one that succeeded
+        self._tiered: TieredKV | None = None
+        if tier is not None:
+            self._tiered = TieredKV(tier, runner, self._kv, self.step_time)
         self._scheduler = Scheduler(
             self._kv,
             self._table,
@@ -114,6 +122,7 @@ class Engine:
             # With a prefix cache the beginning of one sequence may be that of another one to come.
             window=None if config.prefix_caching else runner.window,
             forget_blocks=runner.forget_blocks,
+            tiered=self._tiered,
         )
         self._speculator: Speculator | None = None
         if proposer is not None:
@@ -184,8 +193,11 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         speculator = self._speculator
+        tiered = self._tiered
         return replace(
             self._stats,
+            restored_tokens=tiered.restored_tokens if tiered else 0,
+            tier=tiered.tier.stats if tiered else None,
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             free_blocks=self._kv.free,
@@ -262,10 +274,14 @@ class Engine:
 
     def step(self, now: float) -> list[Event]:
         """Run one forward step, if anything can run, and give what happened since the last."""
+        if self._tiered is not None:
+            self._tiered.advance(now)
         clock = self._clock
         started = 0.0 if clock is None else clock()
         self._scheduler.brief = now < self._brief_until
         spans = self._scheduler.schedule()
+        if not spans and self._tiered is not None and self._tiered.restoring:
+            self._tiered.tier.wait()
         if spans:
             self._stats.steps += 1
             for span in spans:

@@ -32,6 +32,7 @@ from math import inf
 from operator import attrgetter
 
 from tidemill.engine.kv_blocks import KVBlocks
+from tidemill.engine.kv_tier import TieredKV
 from tidemill.engine.sequence import Sequence
 from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import SequenceTable, Span
@@ -72,8 +73,10 @@ class Scheduler:
         prefix_caching: bool, model_id: str, step_time: StepTimeModel,
         target_itl: float | None = None, window: int | None = None,
         forget_blocks: Callable[[list[int]], None] = lambda _: None,
+        tiered: TieredKV | None = None,
     ) -> None:  # fmt: skip
-        """``forget_blocks`` is told of blocks that no token's ``window`` will reach any more."""
+        """``forget_blocks`` is told of blocks that no token's ``window`` will reach any more;
+        ``tiered`` keeps computed blocks beyond memory."""
         self.kv = kv
         self.table = table
         self.max_batch_tokens = max_batch_tokens
@@ -86,6 +89,7 @@ class Scheduler:
         self.target_itl = target_itl
         self.window = window
         self.forget_blocks = forget_blocks
+        self.tiered = tiered
         self.brief = False
         """Whether urgent requests keep coming, so that steps have to be short."""
         self.seconds_left = inf
@@ -145,9 +149,7 @@ class Scheduler:
                 and budget.tokens > 0
                 and sequence.order[0] <= last
             ):
-                n = self._chunk(sequence, budget)
-                if n:
-                    spans.append(Span(sequence, n))
+                self._add_prompt(sequence, budget, spans)
         while (
             admit
             and self.waiting
@@ -157,10 +159,12 @@ class Scheduler:
         ):
             sequence = self.waiting.pop(0)
             insort(self.running, sequence, key=_ORDER)
-            n = self._chunk(sequence, budget)
-            if n:
-                spans.append(Span(sequence, n))
+            self._add_prompt(sequence, budget, spans)
         self.seconds_left = budget.seconds
+
+    def _add_prompt(self, sequence: Sequence, budget: _Budget, spans: list[Span]) -> None:
+        if not sequence.restoring and (n := self._chunk(sequence, budget)):
+            spans.append(Span(sequence, n))
 
     def make_room(self, sequence: Sequence, n: int) -> int:
         """How many of ``n`` tokens beyond the known ones ``sequence`` has KV blocks for, after
@@ -182,6 +186,8 @@ class Scheduler:
                 hashes = sequence.hash_blocks(last, size, self.model_id)
                 for i in range(first, last):
                     self.kv.commit(sequence.blocks[i], hashes[i])
+                if self.tiered is not None:
+                    self.tiered.save(sequence.blocks[first:last], hashes[first:last])
         if self.window is not None:
             self._leave_behind(sequence, before)
 
@@ -290,6 +296,10 @@ class Scheduler:
 
     def _stop(self, sequence: Sequence) -> None:
         _discard(self.running, sequence)
+        if self.tiered is not None:
+            if sequence.restoring:
+                self.tiered.stop(sequence)
+            self.tiered.tier.use(sequence.hashes)
         self.table.leave(sequence)
         self.kv.release(sequence.blocks)
         sequence.blocks = []
@@ -364,6 +374,10 @@ class Scheduler:
         hit, fresh = self._demand(sequence)
         if not self._fits(sequence, hit, fresh, self.running):
             return False
+        absent = self._names(sequence)[len(hit) :]
+        tiered = self.tiered if absent else None
+        if tiered is not None and tiered.is_coming(absent[0]):
+            return False
         self.kv.share(hit)
         sequence.blocks = hit + [self.kv.allocate() for _ in range(fresh)]
         sequence.computed = len(hit) * self.kv.block_size
@@ -371,23 +385,28 @@ class Scheduler:
         if not sequence.group.prompt_done:
             sequence.group.cached_tokens = sequence.computed
         self._enter(sequence)
+        if tiered is not None:
+            tiered.restore(sequence, absent)
         return True
 
     def _enter(self, sequence: Sequence) -> None:
         self.table.enter(sequence)
         sequence.turn = self._turn  # behind those that wait for theirs
 
+    def _names(self, sequence: Sequence) -> list[bytes]:
+        """The names of those of its blocks that need not be computed if they are known."""
+        if not self.prefix_caching or sequence.wants_prompt_logprobs or sequence.averaged:
+            return []
+        size = self.kv.block_size
+        # The last token is always computed, since its logits or hidden state are needed.
+        return sequence.hash_blocks((len(sequence.tokens) - 1) // size, size, self.model_id)
+
     def _demand(self, sequence: Sequence) -> tuple[list[int], int]:
         """The cached blocks that ``sequence`` can start on, and how many more it needs."""
-        size = self.kv.block_size
-        hit: list[int] = []
-        if self.prefix_caching and not (sequence.wants_prompt_logprobs or sequence.averaged):
-            # The last token is always computed, since its logits or hidden state are needed.
-            full = (len(sequence.tokens) - 1) // size
-            hit = self.kv.match(sequence.hash_blocks(full, size, self.model_id))
+        hit = self.kv.match(self._names(sequence))
         every = sequence.preemptions >= self.max_preemptions
         length = sequence.limit if every else len(sequence.tokens)
-        return hit, -(-length // size) - len(hit)
+        return hit, -(-length // self.kv.block_size) - len(hit)
 
     def _fits(
         self, sequence: Sequence, hit: list[int], fresh: int, beside: list[Sequence], gain: int = 0

@@ -76,7 +76,8 @@ class Sequence:
     computed: how many of them have their KV in ``blocks``.
     limit: its group's. hashes: the names of its full blocks, as far as known.
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
-    it can ever need, so it is never preempted. turn: the brief step that it last took part in.
+    it can ever need, so it is never preempted. restoring: it waits for blocks from a slower tier
+    (see kv_tier.py). turn: the brief step that it last took part in.
     drafted, accepted: tokens guessed for it, and those that were right. pool: where its hidden
     states go if it is to be embedded; averaged: if those of all its tokens do, so that none may
     come from the prefix cache, nor are they worth a place there: the next text is another one.
@@ -85,7 +86,7 @@ class Sequence:
     __slots__ = (
         "accepted", "averaged", "blocks", "computed", "constrained", "cumulative_logprob",
         "drafted", "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "pool",
-        "preemptions", "reserved", "slot", "text", "tokens", "turn",
+        "preemptions", "reserved", "restoring", "slot", "text", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,7 @@ class Sequence:
         self.slot = -1
         self.preemptions = 0
         self.reserved = False
+        self.restoring = False
         self.turn = 0
         self.cumulative_logprob = 0.0
         self.finished = False

@@ -40,11 +40,12 @@ from tidemill.llm.prompts import (
     prepare,
 )
 from tidemill.records import dataclass
-from tidemill.store.base import Progress
+from tidemill.store.base import Progress, parse_size
 from tidemill.text.base import Tokenizer
 from tidemill.text.grammar import GrammarError
 
 if TYPE_CHECKING:
+    from tidemill.llm.kv_disk import DiskTier
     from tidemill.text.grammar_masks import GrammarCompiler
 
 _TURN_MARKERS = {
@@ -63,6 +64,8 @@ class LoadOptions(TypedDict, total=False):
     4 GiB, at least one full context). backend: "cpu", or "reference" for plain NumPy.
     max_sequences: most sequences computed at once. max_batch_tokens: token budget of a step.
     max_waiting: most requests queued. prefix_caching: share the KV blocks of equal beginnings.
+    kv_disk: keep the KV blocks of what has been computed on disk, beyond memory and restarts, up to
+    so many bytes ("4GiB"; default: none).
     target_itl: seconds between two tokens of a sequence to aim at while the prompts of others are
     computed: their chunks are made as long as fits into it (default: at most 256 tokens).
     speculative: guess tokens ahead, which changes no output: "auto" by looking up what followed
@@ -85,6 +88,7 @@ class LoadOptions(TypedDict, total=False):
     max_batch_tokens: int
     max_waiting: int
     prefix_caching: bool
+    kv_disk: int | str | None
     target_itl: float | None
     speculative: Speculative | None
     draft_model: str | os.PathLike[str] | None
@@ -117,11 +121,20 @@ def _check(options: LoadOptions) -> None:
             raise ValueError(f"speculative must be 'off', 'lookup' or 'auto', not {value!r}")
         elif name == "pre_tokenizer" and not isinstance(value, str | None):
             raise ValueError(f"{name} must be a name, not {value!r}")
+    _kv_disk(options)
     if options.get("draft_model") is not None and options.get("speculative") in ("off", "lookup"):
         raise ValueError(
             f"draft_model needs speculative='auto', not {options.get('speculative')!r}: "
             "a draft model guesses instead of the lookup, and only where it pays"
         )
+
+
+def _kv_disk(options: LoadOptions) -> int:
+    """Its bytes; 0 where nothing is to be kept. Raises ValueError."""
+    size = parse_size(options.get("kv_disk") or 0, "kv_disk")
+    if size and not options.get("prefix_caching", True):
+        raise ValueError("kv_disk needs prefix_caching: what is kept is found by it")
+    return size
 
 
 @dataclass(slots=True)
@@ -144,11 +157,13 @@ class Core:
         engine: Engine,
         draft: CompiledModel | None = None,
         aside: AsideThread | None = None,
+        tier: DiskTier | None = None,
     ) -> None:
         self.compiled = compiled
         self.draft = draft
         self.driver = Driver(engine)
         self._aside = aside
+        self._tier = tier
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
         self.tokenizer: Tokenizer = compiled.opened.tokenizer
@@ -200,7 +215,7 @@ class Core:
             keep_packed=options.get("keep_packed", True),
             on_stage=on_stage,
         )
-        draft = None
+        draft = tier = None
         try:
             if draft_opened is not None:
                 draft = compile_model(
@@ -212,6 +227,10 @@ class Core:
                     max_batch_tokens=options.get("max_batch_tokens", 512),
                     on_stage=on_stage,
                 )
+            if kv_disk := _kv_disk(options):
+                from tidemill.llm.kv_disk import open_tier
+
+                tier = open_tier(compiled, kv_disk)
             aside = AsideThread()
             engine = start_engine(
                 compiled,
@@ -223,13 +242,16 @@ class Core:
                 speculative=speculative,
                 draft=draft,
                 aside=aside,
+                tier=tier,
             )
         except BaseException:
+            if tier is not None:
+                tier.close()
             compiled.runner.close()
             if draft is not None:
                 draft.runner.close()
             raise
-        return Core(compiled, engine, draft, aside)
+        return Core(compiled, engine, draft, aside, tier)
 
     @property
     def has_chat_template(self) -> bool:
@@ -255,9 +277,12 @@ class Core:
             raise RuntimeError("this model has been closed")
 
     def close(self) -> None:
-        """Free the model, once a step in progress is done; what runs ends with an error."""
+        """Free the model, once a step in progress is done; what runs ends with an error. Waits some
+        seconds at most for KV blocks that are still being written to disk."""
         with self.driver.lock:
             self.driver.close("the model was closed while this request ran")
+            if self._tier is not None:
+                self._tier.close()
             self.compiled.runner.close()
             if self.draft is not None:
                 self.draft.runner.close()

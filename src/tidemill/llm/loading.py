@@ -15,6 +15,7 @@ from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Origin, Run
 from tidemill.engine.base import Aside, EngineConfig
 from tidemill.engine.draft_model import DraftModel
 from tidemill.engine.engine import Engine
+from tidemill.engine.kv_tier import KVTier
 from tidemill.engine.lookup import PromptLookup
 from tidemill.engine.params import as_integer
 from tidemill.engine.sampling import scratch_bytes
@@ -144,7 +145,8 @@ def open_model(
 
 
 def origin_of(opened: OpenModel) -> Origin | None:
-    """What packed weights of this model are kept by; None if its files may still be changing."""
+    """What is kept of this model between runs belongs to this; None if its files may still be
+    changing."""
     identity = content_identity(opened.checkpoint)
     if identity is None:
         return None
@@ -274,12 +276,14 @@ def start_engine(
     speculative: Speculative = "off",
     draft: CompiledModel | None = None,
     aside: Aside | None = None,
+    tier: KVTier | None = None,
 ) -> Engine:
     """The engine over a compiled model; ``seed`` is for requests that bring none.
 
     ``speculative`` as in ``LoadOptions``; ``draft`` guesses instead of prompt lookup.
     """
     runner = compiled.runner
+    timed = speculative != "off" or draft is not None or target_itl is not None or tier is not None
     proposer: Proposer | None = None
     if draft is not None:
         proposer = DraftModel(
@@ -303,8 +307,9 @@ def start_engine(
         ),
         entropy=seed,
         proposer=proposer,
-        clock=None if proposer is None and target_itl is None else time.perf_counter,
+        clock=time.perf_counter if timed else None,
         aside=aside,
+        tier=tier,
     )
 
 

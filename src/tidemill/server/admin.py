@@ -5,12 +5,14 @@ For tenants that are ``admin`` in the key file; without keys, for whoever can re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from tidemill.server.config import ModelConfig
-from tidemill.server.errors import ApiError
+from tidemill.server.errors import ApiError, ModelUnavailable
 from tidemill.server.http import Exchange
 from tidemill.server.models import Entry
 from tidemill.server.service import Service
@@ -35,7 +37,8 @@ async def add(service: Service, exchange: Exchange) -> None:
     """``POST /admin/models`` with a ModelConfig: serve another model, once it is loaded."""
     _check(exchange)
     config = await exchange.read(ModelConfig)
-    await exchange.while_connected(service.models.add(config))
+    with _loading():
+        await exchange.while_connected(service.models.add(config))
     await exchange.json(_describe(service.models.entry(config.name)), 201)
 
 
@@ -44,7 +47,8 @@ async def replace(service: Service, exchange: Exchange) -> None:
     loaded; those that have begun end on the old one. If it cannot be loaded nothing changes."""
     entry = _entry(service, exchange)
     config = await exchange.read(ModelConfig)
-    await exchange.while_connected(service.models.replace(entry.config.name, config))
+    with _loading():
+        await exchange.while_connected(service.models.replace(entry.config.name, config))
     await exchange.json(_describe(entry))
 
 
@@ -77,6 +81,15 @@ async def pin(service: Service, exchange: Exchange) -> None:
     entry = _entry(service, exchange)
     entry.config.pinned = (await exchange.read(Pin)).pinned
     await exchange.json(_describe(entry))
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """What cannot be loaded is the fault of the request that asks for it."""
+    try:
+        yield
+    except ModelUnavailable as error:
+        raise ApiError(400, str(error), param="source", code="cannot_be_loaded") from None
 
 
 def _check(exchange: Exchange) -> None:

@@ -74,7 +74,7 @@ class Admission:
         """Wait for the turn of a request of ``size`` sequences, and hold its place. Raises
         Overloaded at once if the queue is full, or later if it has to give way to others. Whoever
         asks gives up at ``deadline``."""
-        size = min(size, self.capacity)
+        size = min(size, self._queue.most)  # what is beyond that waits in the engine
         now = time.monotonic()
         ticket = Ticket(tenant.name, tenant.priority + priority, size, now, deadline)
         self._make_room(ticket)

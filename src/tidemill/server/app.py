@@ -182,6 +182,8 @@ class _Endpoint:
         self._app.service.metrics.answered(path, exchange.status, tenant)
         if self._open:
             return
+        if self._app.service.tracing is not None:
+            self._app.service.tracing.record(exchange, path)
         now, config = time.monotonic(), self._app.service.config
         requests_log.log(
             logging.DEBUG if path == "/metrics" else logging.INFO,

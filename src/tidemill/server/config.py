@@ -27,6 +27,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from tidemill.store.base import parse_size
+
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 _NAME = re.compile(r"[\w.:/@+-]{1,200}")
@@ -55,6 +57,7 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     threads: Positive | None = None
     kv_dtype: Literal["f16", "q8_0", "f32"] = "f16"
     kv_memory: Positive | None = None
+    kv_disk: int | str | None = None
     max_sequences: Positive = 64
     max_batch_tokens: Positive = 512
     prefix_caching: bool = True
@@ -69,11 +72,13 @@ class ModelConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         for name in (self.name, *self.aliases):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no name for a model: letters, digits and -_.:/@+")
+        if self.kv_disk is not None:
+            parse_size(self.kv_disk, "kv_disk")
 
     def load_options(self) -> dict[str, Any]:
         """Options for ``Core.load``, those that were left open not among them."""
         names = (
-            "max_context", "threads", "kv_dtype", "kv_memory", "max_sequences",
+            "max_context", "threads", "kv_dtype", "kv_memory", "kv_disk", "max_sequences",
             "max_batch_tokens", "prefix_caching", "target_itl", "speculative", "draft_model",
             "pre_tokenizer",
         )  # fmt: skip

@@ -1,11 +1,17 @@
-"""HTTP connections: uvicorn's, with time limits on clients that send nothing or read nothing."""
+"""HTTP connections: uvicorn's, with limits on clients that send nothing, too much, or do not read,
+and without chunks for clients that know none."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+MAX_HEAD = 64 << 10
+"""Bytes of a request's line and header fields."""
 
 
 class Connection(HttpToolsProtocol):
@@ -13,7 +19,7 @@ class Connection(HttpToolsProtocol):
 
     The head of a request must have arrived within ``stall_seconds`` of the connection's being made,
     and of having begun to arrive. Where so much has been written that the client is to read first,
-    it must have read within that time.
+    it must have read within that time. A head of more than ``MAX_HEAD`` bytes is refused.
     """
 
     stall_seconds = 60.0
@@ -22,6 +28,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -32,6 +39,14 @@ class Connection(HttpToolsProtocol):
         _cancel(self._write_timer)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_timer is None:
+            self._head_bytes = 0
+        elif self._head_bytes > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._head_timer is None:
@@ -41,6 +56,8 @@ class Connection(HttpToolsProtocol):
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = partial(_send_without_chunks, self.cycle)  # type: ignore[method-assign]
 
     def pause_writing(self) -> None:
         self._write_timer = self._abort_later()
@@ -52,6 +69,16 @@ class Connection(HttpToolsProtocol):
 
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+
+async def _send_without_chunks(
+    cycle: RequestResponseCycle, message: MutableMapping[str, Any]
+) -> None:
+    """For HTTP/1.0, which has no chunks: an answer of unknown length ends with its connection. Each
+    part's own length is told to uvicorn as what it is to expect."""
+    cycle.chunked_encoding = False
+    cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)  # type: ignore[arg-type]
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -9,17 +9,17 @@ then never be further apart than what runs at once.
 
 Between priority classes the scheduling priority decides (placement.py).
 
-Nobody takes all places: a tenant may have at most MOST times as many as would still be free, so
-that whoever comes next finds one (the dynamic threshold of Choudhury and Hahne, "Dynamic queue
-length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2),
-1998). One tenant alone gets 7/8 of the places, of two that want all each 7/15.
+Nobody takes all places: a tenant may have at most MOST times as many as are still free, so that
+whoever comes next finds one (the dynamic threshold of Choudhury and Hahne, "Dynamic queue length
+thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking 6(2), 1998). One
+tenant alone gets 7/8 of the places, of two that want all each 7/15.
 
 Pure: time is handed in, and nothing waits here (see admission.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -70,7 +70,11 @@ class FairQueue:
     def __init__(self, capacity: int, patience: float, *, keeps_places: bool = True) -> None:
         self.running = 0
         """Sequences that do."""
+        self._classes: Counter[int] = Counter()
+        """The same by class."""
         self._capacity = capacity
+        self.most = max(1, capacity * MOST // (MOST + 1)) if keeps_places else capacity
+        """Places that one request can have."""
         self._patience = patience
         self._keeps_places = keeps_places
         self._accounts: dict[str, _Account] = {}
@@ -93,39 +97,52 @@ class FairQueue:
 
     def next(self, now: float) -> Ticket | None:
         """The ticket that is to be served next; it stays in the queue. None if there is none, or
-        no place for it: until there is, nothing else is served, or large ones would never be."""
-        best: dict[int, tuple[float, Ticket]] = {}  # of each class, by the tenants' counters
-        for ticket, account in self._heads():
-            if self._may_have(account, ticket.size):
-                known = best.get(ticket.priority)
-                if known is None or (account.served, ticket.arrived) < (known[0], known[1].arrived):
-                    best[ticket.priority] = account.served, ticket
-        if not best:
-            return None
-        ranks = {priority: rank for rank, priority in enumerate(sorted(self._passed_over))}
+        no place for it. For a large one places are let run empty, or it would never be served: only
+        tenants that have none may pass it, and not for longer than the patience."""
+        heads = [(t, a) for t, a in self._heads() if self._may_have(a, t.size)]
+        heads.sort(key=lambda head: (head[1].served, head[0].arrived))
+        classes: dict[int, tuple[float, float, int]] = {}
+        for ticket, _ in heads:
+            if ticket.priority not in classes:
+                classes[ticket.priority] = self._place_of_class(ticket, now)
+        heads.sort(key=lambda head: classes[head[0].priority])
+        passing = False
+        for ticket, account in heads:
+            if passing and account.running:
+                continue
+            if self.running + ticket.size <= self._capacity:
+                return ticket
+            if now - ticket.arrived > self._patience:
+                return None
+            passing = True
+        return None
 
-        def order(ticket: Ticket) -> tuple[float, float, int]:
-            since = self._passed_over[ticket.priority]
-            use = utilisation(
-                self.running, ticket.size, self._capacity, weight(ranks[ticket.priority])
-            )
-            bonus = urgency(now - since, ticket.deadline - now, self._patience)
-            return -scheduling_priority(use, bonus), since, ticket.priority
-
-        found = min((ticket for _, ticket in best.values()), key=order)
-        return found if self.running + found.size <= self._capacity else None
+    def _place_of_class(self, first: Ticket, now: float) -> tuple[float, float, int]:
+        """Sorts the classes; ``first`` is whose turn it is in its own."""
+        since = self._passed_over[first.priority]
+        rank = sum(other < first.priority for other in self._passed_over)
+        use = utilisation(self.running, first.size, self._capacity, weight(rank))
+        bonus = urgency(now - since, first.deadline - now, self._patience)
+        return -scheduling_priority(use, bonus), since, first.priority
 
     def start(self, ticket: Ticket, now: float) -> bool:
-        """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: others fill
-        the places, and its tenant has none and has been served no more than they."""
+        """``ticket`` leaves the queue and runs, until ``end``. Whether it is urgent: its tenant has
+        been served no more than any other that runs something, has hardly any of the places beside
+        one that has many, and no class before its own runs."""
         account = self._accounts[ticket.tenant]
-        others = [a.served for a in self._accounts.values() if a.running and a is not account]
-        urgent = bool(others) and not account.running and account.served <= min(others)
+        others = [a for a in self._accounts.values() if a.running and a is not account]
+        urgent = (
+            bool(others)
+            and account.served <= min(a.served for a in others)
+            and account.running * MOST < max(a.running for a in others)
+            and ticket.priority <= min(self._classes)
+        )
         self.remove(ticket)
         if ticket.priority in self._passed_over:
             self._passed_over[ticket.priority] = now
         account.running += ticket.size
         self.running += ticket.size
+        self._classes[ticket.priority] += ticket.size
         return urgent
 
     def remove(self, ticket: Ticket) -> None:
@@ -149,6 +166,9 @@ class FairQueue:
         are active have got as far: then a new counter would be no lower."""
         self._accounts[ticket.tenant].running -= ticket.size
         self.running -= ticket.size
+        self._classes[ticket.priority] -= ticket.size
+        if not self._classes[ticket.priority]:
+            del self._classes[ticket.priority]
         active = [a.served for a in self._accounts.values() if a.active]
         least = min(active, default=inf)
         for name in [n for n, a in self._accounts.items() if not a.active and a.served <= least]:
@@ -167,10 +187,10 @@ class FairQueue:
         return account.waiting[max(account.waiting)][-1]
 
     def _may_have(self, account: _Account, size: int) -> bool:
-        """Whether the tenant may have so many more places, whether they are free or not."""
+        """Whether the tenant may have so many more places, if they are free; the first always."""
         if not self._keeps_places or not account.running:
             return True
-        return account.running + size <= MOST * (self._capacity - self.running)
+        return account.running + size <= MOST * (self._capacity - self.running - size)
 
     def _heads(self) -> Iterator[tuple[Ticket, _Account]]:
         """The first ticket of each tenant and class."""

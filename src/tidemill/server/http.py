@@ -25,6 +25,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 JSON = "application/json"
 SSE = "text/event-stream; charset=utf-8"
+LEAST_RATE = 1024
+"""Bytes a second of a request's body that a client sends at least, after a while."""
 
 
 class ClientGone(Exception):
@@ -47,6 +49,8 @@ class Exchange:
         self.started = time.monotonic()
         self.status = 0
         """HTTP status of the answer, once it has begun."""
+        self.streamed = False
+        """Whether the answer comes in pieces."""
         self.error: str | None = None
         """The code of the error that it was answered with."""
         self.headers: Callable[[], Mapping[str, str]] = dict
@@ -75,23 +79,26 @@ class Exchange:
             raise self._too_large()
         parts: list[bytes] = []
         size = 0
-        while True:
-            try:
-                async with asyncio.timeout(self._stall_seconds):
+        begun = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(None) as limit:
+                while True:
+                    # A byte now and then would otherwise hold the connection for days.
+                    limit.reschedule(begun + self._stall_seconds + size / LEAST_RATE)
                     message = await self._receive()
-            except TimeoutError:
-                raise ApiError(
-                    408, f"the request's body did not arrive within {self._stall_seconds:g} s"
-                ) from None
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self._max_body:
-                raise self._too_large()
-            parts.append(part)
-            if not message.get("more_body"):
-                return b"".join(parts)
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > self._max_body:
+                        raise self._too_large()
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise ApiError(
+                408, f"the request's body did not arrive within {self._stall_seconds:g} s"
+            ) from None
 
     async def read(self, kind: type[S]) -> S:
         """The body as the JSON object that ``kind`` describes. Raises ApiError."""
@@ -142,6 +149,7 @@ class Exchange:
     async def events(self, events: AsyncIterator[bytes], content_type: str = SSE) -> None:
         """Server-sent events, each as ``sse`` makes it, or pieces of another type. The answer
         begins with the first, so that what fails before it can still be told by a status."""
+        self.streamed = True
         async for event in events:
             if not self.status:
                 await self._begin(
@@ -182,6 +190,18 @@ def sse(value: Any, event: str | None = None) -> bytes:
     """One server-sent event with ``value`` as JSON."""
     data = b"data: " + encode(value) + b"\n\n"
     return data if event is None else b"event: " + event.encode() + b"\n" + data
+
+
+class TextEvents:
+    """Server-sent events that differ in one text only, as most of a stream do: the rest is encoded
+    once. ``make`` gives the value of an event by its text."""
+
+    def __init__(self, make: Callable[[str], Any]) -> None:
+        mark = "\0"
+        self._before, _, self._after = sse(make(mark)).partition(encode(mark))
+
+    def __call__(self, text: str) -> bytes:
+        return self._before + encode(text) + self._after
 
 
 DONE = b"data: [DONE]\n\n"

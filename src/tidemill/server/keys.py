@@ -1,30 +1,20 @@
 """Who may use the server: tenants and their API keys.
 
-Keys are in a TOML file, as hashes; a key cannot be read back from it:
-
-    [[tenants]]
-    name = "editor"
-    sha256 = ["3f1c…"]            # of each key; `tidemill key new` makes them
-    models = ["assistant"]        # default: all
-    priority = 0                  # class: all of a smaller one is served first
-    weight = 1.0                  # share beside other tenants of the same class
-    admin = false                 # may load, unload and change models (/admin)
-
-The file is read again when it changes. One that cannot be read then leaves the keys as they were,
-and the log says so.
+Of keys only hashes are kept: a key cannot be read back. They are in a TOML file (key_file.py) or in
+a SQLite database (key_database.py), and read again when that changes. What cannot be read then
+leaves the keys as they were, and the log says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import re
 import secrets
 import time
-import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -83,67 +73,96 @@ ANYBODY = Tenant("anybody", admin=True)
 """Who everybody is where there are no keys."""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    tenants: list[Tenant]
+Usage = dict[tuple[str, int], int]
+"""Tokens, by tenant and day (since 1970, UTC)."""
+
+
+class KeyStore(Protocol):
+    """Where tenants and the hashes of their keys are kept. All methods raise ConfigError."""
+
+    path: Path
+
+    def changed(self) -> bool:
+        """Whether there may be something that the last ``read`` did not give."""
+
+    def read(self) -> list[Tenant]: ...
+
+    def add_key(self, name: str, settings: Mapping[str, Any], digest: str) -> None:
+        """Another key for the tenant, which is made with ``settings`` if there is none; if there
+        is, these must be empty."""
+
+    def revoke(self, name: str, prefix: str = "") -> int:
+        """Withdraw the keys of the tenant whose digests begin with ``prefix``, and the tenant with
+        the last one. How many keys there were."""
+
+    def change(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Give a tenant other ``settings``; None for one stands for its default."""
+
+    def add_usage(self, usage: Usage, day: int) -> Usage:
+        """Add to the tokens that are kept of tenants. Gives what is kept in all of these days, and
+        of ``day`` and later ones; nothing where nothing is kept."""
 
 
 class Keys:
-    """The tenants of a file, or ANYBODY without one."""
+    """The tenants of a store, or ANYBODY without one."""
 
-    def __init__(self, file: Path | None) -> None:
-        """Raises ConfigError if the file cannot be read."""
-        self._file = file
+    def __init__(self, store: KeyStore | None) -> None:
+        """Raises ConfigError if the store cannot be read."""
+        self.store = store
         self._tenants: dict[str, Tenant] = {}
-        self._version: tuple[int, int] | None = None
-        self._checked = 0.0
-        if file is not None:
-            self._tenants, self._version = self._read(file)
+        self._checked = time.monotonic()
+        self._trouble = ""
+        """What the log has been told of last, so as to be told once."""
+        if store is not None:
+            self._tenants = by_digest(store.read())
 
     @property
     def needed(self) -> bool:
-        return self._file is not None
+        return self.store is not None
 
     def tenant(self, key: str | None) -> Tenant | None:
         """Whose key that is; None if nobody's."""
-        if self._file is None:
+        if self.store is None:
             return ANYBODY
-        self._refresh(self._file)
+        self._refresh(self.store)
         if key is None:
             return None
         return self._tenants.get(digest_of(key))
 
-    def _refresh(self, file: Path) -> None:
+    def _refresh(self, store: KeyStore) -> None:
         now = time.monotonic()
         if now - self._checked < _RECHECK_SECONDS:
             return
         self._checked = now
         try:
-            if _version(file) == self._version:
-                return
-            self._tenants, self._version = self._read(file)
-            log.info("%s: %d keys", file, len(self._tenants))
-        except (ConfigError, OSError) as error:
-            log.error("the keys stay as they were: %s", error)
+            if store.changed():
+                self._tenants = by_digest(store.read())
+                log.info("%s: %d keys", store.path, len(self._tenants))
+            self._trouble = ""
+        except ConfigError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.error("the keys stay as they were: %s", error)
 
-    @staticmethod
-    def _read(file: Path) -> tuple[dict[str, Tenant], tuple[int, int]]:
-        try:
-            version = _version(file)
-            parsed = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _File)
-        except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror}") from None
-        except (ValueError, msgspec.ValidationError) as error:
-            raise ConfigError(f"{file}: {error}") from None
-        tenants: dict[str, Tenant] = {}
-        for tenant in parsed.tenants:
-            for digest in tenant.sha256:
-                if digest in tenants:
-                    raise ConfigError(
-                        f"{file}: tenants {tenants[digest].name!r} and {tenant.name!r} have the "
-                        "same key"
-                    )
-                tenants[digest] = tenant
-        return tenants, version
+
+def by_digest(tenants: list[Tenant]) -> dict[str, Tenant]:
+    """The tenants by the digests of their keys. Raises ConfigError for two of one name, or with
+    one key."""
+    found: dict[str, Tenant] = {}
+    names: set[str] = set()
+    for tenant in tenants:
+        if tenant.name in names:
+            raise ConfigError(
+                f"there are two tenants called {tenant.name!r}; give one all the keys"
+            )
+        names.add(tenant.name)
+        for digest in tenant.sha256:
+            if digest in found:
+                raise ConfigError(
+                    f"tenants {found[digest].name!r} and {tenant.name!r} have the same key"
+                )
+            found[digest] = tenant
+    return found
 
 
 def digest_of(key: str) -> str:
@@ -153,8 +172,3 @@ def digest_of(key: str) -> str:
 
 def new_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(32)
-
-
-def _version(file: Path) -> tuple[int, int]:
-    status = os.stat(file)
-    return status.st_mtime_ns, status.st_size

@@ -15,12 +15,11 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from typing import Any
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _TRACEBACK = "traceback"  # an extra of this name is shown as one
-_MOST_LINES = 10_000  # waiting to be written
+_MOST_CHARACTERS = 4 << 20  # waiting to be written; a prompt may be that of a book
 _CHUNK_BYTES = 1 << 16
 _FLUSH_SECONDS = 1.0
 
@@ -120,11 +119,12 @@ class LogWriter(logging.Handler):
     at all, or has no room for them, keeps nobody waiting. What is too much is dropped, and how much
     that was is told as soon as lines get through again."""
 
-    def __init__(self, descriptor: int, most_lines: int = _MOST_LINES) -> None:
+    def __init__(self, descriptor: int, most_characters: int = _MOST_CHARACTERS) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._most_lines = most_lines
-        self._lines: deque[str] = deque()
+        self._most_characters = most_characters
+        self._lines: list[str] = []
+        self._characters = 0
         self._changed = threading.Condition()
         self._dropped = 0
         self._writing = False
@@ -136,10 +136,11 @@ class LogWriter(logging.Handler):
         except Exception:  # a line that cannot be made is no reason for what it is about to fail
             line = f"a line of the log from {record.pathname}:{record.lineno} cannot be formatted"
         with self._changed:
-            if len(self._lines) >= self._most_lines:
+            if self._lines and self._characters + len(line) > self._most_characters:
                 self._dropped += 1
                 return
             self._lines.append(line)
+            self._characters += len(line)
             self._changed.notify_all()
 
     def flush(self) -> None:
@@ -153,7 +154,7 @@ class LogWriter(logging.Handler):
                 self._writing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._lines)
-                lines, self._lines = self._lines, deque()
+                lines, self._lines, self._characters = self._lines, [], 0
                 self._writing = True
                 dropped, self._dropped = self._dropped, 0
             told = [self._told(dropped)] if dropped else []

@@ -8,6 +8,7 @@ model does; labels come from the settings and the key file only, never from requ
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -28,7 +29,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from tidemill.engine.base import EngineStats
+from tidemill.engine.base import EngineStats, TierStats
 from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import SamplingParams
 from tidemill.hardware.energy import EnergyMeters
@@ -150,7 +151,8 @@ class Metrics:
         of, times = self._of_models[model], output.metrics
         lengths = generated(output, params)
         served = self._tenants[tenant.name]
-        served["prompt"] += len(output.prompt_token_ids)
+        if times.prompt_done_time is not None:
+            served["prompt"] += len(output.prompt_token_ids)
         served["generation"] += sum(lengths)
         if times.finished_time is None or output.error is not None:
             of.finished["error" if output.error else "abort"] += 1
@@ -166,11 +168,8 @@ class Metrics:
         of.add("n", params.n)
         if params.max_tokens is not None:
             of.add("max_tokens", params.max_tokens)
-        begun, first, last = (
-            times.first_scheduled_time,
-            times.first_token_time,
-            times.last_token_time,
-        )
+        begun, first = times.first_scheduled_time, times.first_token_time
+        last = times.last_token_time
         if begun is not None and first is not None and last is not None:
             of.add("prefill", first - begun)
             of.add("decode", last - first)
@@ -186,6 +185,12 @@ class Metrics:
             served["requests"] += 1
             served["refused"] += status in (403, 429)
 
+    async def watch(self) -> None:
+        """Read the energy meters often enough for all of them; runs until it is cancelled."""
+        while self._energy.meters:
+            self._energy.read()
+            await asyncio.sleep(1)
+
     # ---- what is shown
 
     def text(self) -> bytes:
@@ -198,7 +203,7 @@ class Metrics:
             del self._of_models[gone]
         of_models = {name: self._of_models[name] for name in names}
         loaded = {e.config.name: e.model for e in self._models if e.model is not None}
-        for family in chain(_requests(of_models), _engines(loaded)):
+        for family in chain(_requests(of_models), _engines(loaded), _tiers(loaded)):
             yield from _also(family)
         yield from _workers(loaded)
         yield from self._server()
@@ -307,6 +312,33 @@ def _engines(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:
              str(config.prefix_caching)], 1,
         )  # fmt: skip
     yield cache
+
+
+_TierValue = Callable[[EngineStats, TierStats], float]
+
+_TIER: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, _TierValue], ...] = (
+    (GaugeMetricFamily, "blocks", "KV blocks on disk.", lambda _, t: t.blocks),
+    (GaugeMetricFamily, "bytes", "Bytes that they take.", lambda _, t: t.bytes),
+    (CounterMetricFamily, "restored_tokens", "Tokens whose KV came from disk.",
+     lambda s, _: s.restored_tokens),
+    (CounterMetricFamily, "blocks_read", "KV blocks read.", lambda _, t: t.read),
+    (CounterMetricFamily, "blocks_written", "KV blocks written.", lambda _, t: t.written),
+    (CounterMetricFamily, "blocks_dropped", "KV blocks not written: the disk is too slow or full.",
+     lambda _, t: t.dropped),
+    (CounterMetricFamily, "blocks_damaged", "KV blocks that could not be read.",
+     lambda _, t: t.damaged),
+)  # fmt: skip
+
+
+def _tiers(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:
+    """What is on disk, of those models that keep KV blocks there."""
+    stats = {model: of.worker.stats for model, of in loaded.items()}
+    tiers = {model: (s, s.tier) for model, s in stats.items() if s.tier is not None}
+    for kind, name, text, value in _TIER if tiers else ():
+        family = kind(f"tidemill:kv_disk_{name}", text, labels=["model_name"])
+        for model, (s, tier) in tiers.items():
+            family.add_metric([model], value(s, tier))
+        yield family
 
 
 def _workers(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:

@@ -442,12 +442,17 @@ class Models:
                 pre_tokenizer=config.pre_tokenizer,
                 offline=self._offline or None,
             )
+            # The first long text takes a tokenizer most of a second: not that of a request.
+            warming = asyncio.ensure_future(
+                asyncio.to_thread(opened.tokenizer.encode, "much text " * 1000)
+            )
             options = {**config.load_options(), "max_waiting": _WORKER_QUEUE}
             worker = await WorkerProcess.start(opened.path, options, on_stage)
         except (OSError, MemoryError, ValueError) as error:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
+            await warming
             return LoadedModel(config, opened, worker, self._max_waiting, self._several_tenants)
         except BaseException:
             await worker.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tidemill import __version__
+from tidemill.server.errors import ApiError
 
 if TYPE_CHECKING:
     from tidemill.server.operations import Operation
@@ -57,20 +58,26 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _operation(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
-    responses = {"200": {"description": "The answer."}}
-    if operation.method == "POST" and operation.path == "/admin/models":
-        responses = {"201": {"description": "The model is served."},
-                     "409": {"description": "One of its names is taken."}}  # fmt: skip
+    adds = operation.method == "POST" and operation.path == "/admin/models"
+    answers = {"201": "The model is served."} if adds else {"200": "The answer."}
     refusals = dict(_KEY_REFUSALS) if not operation.open else {}
-    if operation.body is not None or operation.group == "Admin":
+    if operation.path.startswith("/health"):
+        answers["503"] = _REFUSALS["503"]
+    elif operation.body is not None or operation.group == "Admin":
         refusals |= _REFUSALS
-    elif "{" in operation.path or operation.path.startswith("/health"):
+    elif "{" in operation.path:
         refusals |= {code: _REFUSALS[code] for code in ("404", "503")}
+    if adds:
+        refusals["409"] = "One of its names is taken."
+    content: dict[str, Any] = {kind: {} for kind in operation.answers}
     described: dict[str, Any] = {
         "operationId": _name(operation),
         "summary": operation.summary,
         "tags": [operation.group],
-        "responses": responses | {c: {"description": text} for c, text in refusals.items()},
+        "responses": {
+            **{code: {"description": text, "content": content} for code, text in answers.items()},
+            **_errors(operation, refusals),
+        },
     }
     if operation.body is not None:
         described["requestBody"] = {
@@ -85,6 +92,29 @@ def _operation(operation: Operation, schema_of: dict[Any, dict[str, Any]]) -> di
     if not operation.open:
         described["security"] = [{}, {"key": []}]
     return described
+
+
+def _errors(operation: Operation, refusals: Mapping[str, str]) -> dict[str, Any]:
+    """The answers other than success, with the status and the form that their API has for them."""
+    found = {}
+    for code, text in refusals.items():
+        status, body = operation.errors(ApiError(int(code), text), "id")
+        found[str(status)] = {
+            "description": text,
+            "content": {"application/json": {"schema": _form(body)}},
+        }
+    return found
+
+
+def _form(example: Any) -> dict[str, Any]:
+    """The JSON schema of values like ``example``; what is null there may be a text."""
+    if isinstance(example, dict):
+        return {
+            "type": "object",
+            "required": list(example),
+            "properties": {name: _form(value) for name, value in example.items()},
+        }
+    return {"type": ["string", "null"] if example is None else "string"}
 
 
 def _name(operation: Operation) -> str:

@@ -15,7 +15,7 @@ from tidemill.server.anthropic.messages import count_tokens, messages
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ErrorWriter
-from tidemill.server.http import Exchange
+from tidemill.server.http import JSON, Exchange
 from tidemill.server.ollama import catalogue as ollama_catalogue
 from tidemill.server.ollama import requests as ollama_requests
 from tidemill.server.ollama.embeddings import (
@@ -25,6 +25,7 @@ from tidemill.server.ollama.embeddings import (
     old_embeddings,
 )
 from tidemill.server.ollama.errors import write_error as write_ollama_error
+from tidemill.server.ollama.generate import NDJSON
 from tidemill.server.ollama.generate import chat as ollama_chat
 from tidemill.server.ollama.generate import generate as ollama_generate
 from tidemill.server.openai import catalogue
@@ -47,7 +48,8 @@ Handler = Callable[[Service, Exchange], Awaitable[None]]
 @dataclass(frozen=True)
 class Operation:
     """One method of one path. ``body``: what a request has; ``open``: answered without a key, and
-    while the server drains; ``errors`` writes them as the API does; ``group``: whose API it is."""
+    while the server drains; ``errors`` writes them as the API does; ``group``: whose API it is;
+    ``answers``: content types of success."""
 
     method: str
     path: str
@@ -57,21 +59,31 @@ class Operation:
     group: str = "OpenAI"
     open: bool = False
     errors: ErrorWriter = write_error
+    answers: tuple[str, ...] = (JSON,)
 
 
-def _anthropic(path: str, handler: Handler, summary: str, body: type[msgspec.Struct]) -> Operation:
+_STREAMED = (JSON, "text/event-stream")
+
+
+def _anthropic(
+    path: str, handler: Handler, summary: str, body: type[msgspec.Struct],
+    answers: tuple[str, ...] = (JSON,),
+) -> Operation:  # fmt: skip
     return Operation(
-        "POST", path, handler, summary, body, group="Anthropic", errors=write_anthropic_error
-    )
+        "POST", path, handler, summary, body, group="Anthropic", errors=write_anthropic_error,
+        answers=answers,
+    )  # fmt: skip
 
 
 def _ollama(
     method: str, path: str, handler: Handler, summary: str,
     body: type[msgspec.Struct] | None = None, *, open: bool = False,
+    answers: tuple[str, ...] = (JSON,),
 ) -> Operation:  # fmt: skip
     return Operation(
-        method, path, handler, summary, body, group="Ollama", open=open, errors=write_ollama_error
-    )
+        method, path, handler, summary, body, group="Ollama", open=open, errors=write_ollama_error,
+        answers=answers,
+    )  # fmt: skip
 
 
 def _admin(
@@ -117,19 +129,21 @@ async def _model(service: Service, exchange: Exchange) -> None:
     await api.get_model(service, exchange)
 
 
-def _of_server(path: str, handler: Handler, summary: str, *, open: bool = True) -> Operation:
-    return Operation("GET", path, handler, summary, group="Server", open=open)
+def _of_server(
+    path: str, handler: Handler, summary: str, *, open: bool = True, answer: str = JSON
+) -> Operation:
+    return Operation("GET", path, handler, summary, group="Server", open=open, answers=(answer,))
 
 
 _ONE = "/{model:path}"
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/v1/chat/completions", chat_completions, "Answer a conversation",
-              ChatRequest),
+              ChatRequest, answers=_STREAMED),
     Operation("POST", "/v1/completions", completions, "Continue texts or token ids",
-              CompletionRequest),
+              CompletionRequest, answers=_STREAMED),
     Operation("POST", "/v1/responses", responses, "Answer items; nothing is stored",
-              ResponsesRequest),
+              ResponsesRequest, answers=_STREAMED),
     Operation("POST", "/v1/embeddings", embeddings, "Vectors of texts or token ids",
               EmbeddingRequest),
     Operation("GET", "/v1/models", _models, "The models"),
@@ -137,13 +151,14 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or a conversation",
               TokenizeRequest),
     Operation("POST", "/detokenize", detokenize, "The text of token ids", DetokenizeRequest),
-    _anthropic("/v1/messages", messages, "Answer a conversation", MessagesRequest),
+    _anthropic("/v1/messages", messages, "Answer a conversation", MessagesRequest,
+               _STREAMED),
     _anthropic("/v1/messages/count_tokens", count_tokens, "How long a conversation is",
                CountTokensRequest),
     _ollama("POST", "/api/generate", ollama_generate, "Answer a prompt",
-            ollama_requests.GenerateRequest),
+            ollama_requests.GenerateRequest, answers=(JSON, NDJSON)),
     _ollama("POST", "/api/chat", ollama_chat, "Answer a conversation",
-            ollama_requests.ChatRequest),
+            ollama_requests.ChatRequest, answers=(JSON, NDJSON)),
     _ollama("POST", "/api/embed", embed, "Vectors of texts", EmbedRequest),
     _ollama("POST", "/api/embeddings", old_embeddings, "The vector of one text: the older form",
             OldEmbeddingRequest),
@@ -161,13 +176,14 @@ OPERATIONS: tuple[Operation, ...] = (
     _admin("GET", _ONE, admin.show, "How a model is doing"),
     _admin("PUT", _ONE, admin.replace, "Serve another model under this name", ModelConfig),
     _admin("DELETE", _ONE, admin.remove, "Serve a model no longer"),
-    _of_server("/metrics", _metrics, "Prometheus metrics", open=False),
+    _of_server("/metrics", _metrics, "Prometheus metrics", open=False, answer="text/plain"),
     _of_server("/health", _ready, "Whether models can be asked"),
     _of_server("/health/ready", _ready, "Whether models can be asked"),
     _of_server("/health/live", _live, "Whether the process is up"),
     _of_server("/version", _version, "The version"),
     _of_server("/openapi.json", _openapi, "This description"),
-    _of_server("/docs", web.docs, "This description to read"),
-    _of_server("/", web.page, "A page to chat and to watch the load"),
-    _of_server("/web/{name:path}", web.asset, "Its parts"),
+    _of_server("/docs", web.docs, "This description to read", answer="text/html"),
+    _of_server("/", web.page, "A page to chat and to watch the load",
+               answer="text/html"),
+    _of_server("/web/{name:path}", web.asset, "Its parts", answer="*/*"),
 )  # fmt: skip

@@ -5,10 +5,10 @@
 
 A *placement* is a request put into the places that are free. Its actual throughput is predicted:
 that of all sequences that run with it, as a share of what the model can run. Its weight is that of
-its class, half for each class before it. The bonus grows while
-a class is passed over, from nothing to what lifts the least placement of the last class to the top
-of the scale, and the faster the nearer its next request's deadline is; at the top, whoever has been
-passed over for longest is first.
+its class, half for each class before it. The bonus grows while a class is passed over, from nothing
+to what lifts the least placement of the last class to the top of the scale, and the faster the
+nearer its next request's deadline is. At the top, whoever has been passed over for longest is
+first.
 
 So of classes that have just been served the more urgent is first, whatever its request fills; and
 one that has something waiting is at the top after PATIENCE seconds at the latest, however many

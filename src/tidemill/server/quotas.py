@@ -124,6 +124,10 @@ class Quotas:
         """The time of day, as Unix time, by which days are counted."""
         return self._epoch + now
 
+    def day(self, now: float) -> int:
+        """Days since 1970."""
+        return int(self.wall(now) // DAY)
+
     def unsaved(self) -> dict[tuple[str, int], int]:
         """By tenant and day: tokens that have been settled and not saved. Those of the days that
         are over are told once."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,15 +20,19 @@ from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
 from tidemill.server.errors import ModelUnavailable
+from tidemill.server.key_stores import open_key_store
 from tidemill.server.keys import Keys
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Models, OnStage
 from tidemill.server.service import Service
+from tidemill.server.tracing import start_tracing
+from tidemill.server.usage import UsageKeeper
 
 log = logging.getLogger("tidemill.server")
 
 _KEEP_ALIVE_SECONDS = 75  # an idle connection
 _BACKLOG = 2048
+_STORE_SECONDS = 0.1  # the server stands still while another process writes its key database
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -71,7 +76,12 @@ def serve(
     ``on_ready`` is told the address once all models are loaded. Raises ConfigError, and
     ModelUnavailable if a model that is to be loaded at start cannot be.
     """
-    keys = Keys(None if config.api_key_file is None else Path(config.api_key_file))
+    keys = Keys(
+        None
+        if config.api_key_file is None
+        else open_key_store(Path(config.api_key_file), patience=_STORE_SECONDS)
+    )
+    tracing = start_tracing(config, os.environ)
     with listen(config) as socket_:
         models = Models(
             config.models,
@@ -82,9 +92,13 @@ def serve(
             several_tenants=keys.needed,
             on_stage=on_stage,
         )
-        energy = EnergyMeters()
-        service = Service(config, models, Metrics(models, energy))
-        asyncio.run(_Run(config, App(service, keys), socket_, on_ready).run())
+        service = Service(config, models, Metrics(models, EnergyMeters()), tracing)
+        usage = UsageKeeper(service.quotas, keys.store)
+        try:
+            asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
+        finally:
+            if tracing is not None:
+                tracing.close()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -99,11 +113,12 @@ class _Run:
     """One life of a server."""
 
     def __init__(
-        self, config: ServerConfig, app: App, socket_: socket.socket,
+        self, config: ServerConfig, app: App, usage: UsageKeeper, socket_: socket.socket,
         on_ready: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._config = config
         self._app = app
+        self._usage = usage
         self._socket = socket_
         self._on_ready = on_ready
         self._signals = 0
@@ -135,6 +150,8 @@ class _Run:
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
         idle = asyncio.ensure_future(models.unload_idle())
+        watching = asyncio.ensure_future(self._app.service.metrics.watch())
+        usage = asyncio.ensure_future(self._usage.run())
         try:
             loaded = asyncio.ensure_future(models.load_all())
             told = asyncio.ensure_future(self._told.wait())
@@ -148,9 +165,14 @@ class _Run:
             await self._drain()
         finally:
             idle.cancel()
+            watching.cancel()
+            usage.cancel()
             http.should_exit = True
             http.force_exit = self._hurried.is_set()
-            await asyncio.gather(models.close(), serving, idle, return_exceptions=True)
+            await asyncio.gather(
+                models.close(), serving, idle, watching, usage, return_exceptions=True
+            )
+            self._usage.save()
 
     def _on_signal(self) -> None:
         self._signals += 1
@@ -182,7 +204,7 @@ class _Run:
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _on_loop_error(loop: object, context: dict[str, Any]) -> None:
     # asyncio's own handler also logs the objects, which can have a prompt in them.
     log.error("%s", context["message"], exc_info=context.get("exception"))
 

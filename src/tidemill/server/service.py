@@ -18,10 +18,14 @@ from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
-from tidemill.server.keys import Tenant
+from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Generation, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
+from tidemill.server.tracing import Tracing
+
+MOST_PRIORITY = 10**6
+"""Of a request, up or down."""
 
 _EMBEDDING_SHARE = 4
 """A request for embeddings has at most one of so many parts of a model's places."""
@@ -30,10 +34,14 @@ _EMBEDDING_SHARE = 4
 class Service:
     """One server's models, settings and measurements."""
 
-    def __init__(self, config: ServerConfig, models: Models, metrics: Metrics) -> None:
+    def __init__(
+        self, config: ServerConfig, models: Models, metrics: Metrics,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.models = models
         self.metrics = metrics
+        self.tracing = tracing
         self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
 
@@ -135,6 +143,7 @@ class _Turn:
         self, service: Service, exchange: Exchange, model: LoadedModel,
         prompts: list[PreparedPrompt], params: SamplingParams, priority: int, salt: str,
     ) -> None:  # fmt: skip
+        _check_priority(priority, exchange.tenant)
         exchange.account.model, exchange.account.params = model.config.name, params
         self._service = service
         self._exchange = exchange
@@ -192,6 +201,17 @@ class _Turn:
             )
             metrics.observe(name, exchange.tenant, self._params, output)
             await generation.aclose()
+
+
+def _check_priority(priority: int, tenant: Tenant) -> None:
+    """Raises ApiError 400 for one that would put a request before the class of its tenant, which
+    is not the client's to say."""
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY or (priority < 0 and tenant is not ANYBODY):
+        least = -MOST_PRIORITY if tenant is ANYBODY else 0
+        raise ApiError(
+            400, f"priority must be from {least} to {MOST_PRIORITY}", param="priority",
+            code="invalid_value",
+        )  # fmt: skip
 
 
 class _Meter:

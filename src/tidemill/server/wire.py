@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from tidemill.engine.base import (
     FinishEvent,
     PromptEvent,
     Request,
+    TierStats,
     TokenEvent,
     TokenLogprob,
 )
@@ -218,6 +220,7 @@ def pack_stats(stats: EngineStats) -> dict[str, Any]:
     values = {name: getattr(stats, name) for name in EngineStats.__slots__}
     for name in _HISTOGRAMS:
         values[name] = [values[name].counts, values[name].total]
+    values["tier"] = stats.tier and asdict(stats.tier)
     return values
 
 
@@ -225,4 +228,5 @@ def unpack_stats(packed: dict[str, Any]) -> EngineStats:
     fresh = EngineStats()
     for name in _HISTOGRAMS:
         packed[name] = Histogram(getattr(fresh, name).bounds, *packed[name])
+    packed["tier"] = packed["tier"] and TierStats(**packed["tier"])
     return EngineStats(**packed)

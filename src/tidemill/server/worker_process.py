@@ -47,7 +47,7 @@ class Mailbox:
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unfinished = n_samples
         self._posted: Batches = []
-        self._arrived = asyncio.Event()
+        self._arrival: asyncio.Future[None] | None = None  # what take() waits for
 
     @property
     def ended(self) -> bool:
@@ -63,12 +63,14 @@ class Mailbox:
             self._unfinished -= 1
         elif isinstance(event, ErrorEvent):
             self._unfinished = 0
-        self._arrived.set()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     async def take(self) -> Batches:
         """All that has arrived, by the time of its step; waits for something to arrive."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        if not self._posted:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
         posted, self._posted = self._posted, []
         return posted
 

@@ -28,14 +28,15 @@ if TYPE_CHECKING:
         format_bytes,
     )
     from tidemill.store.catalogue import DEFAULT_MODEL, CatalogueEntry, load_catalogue
+    from tidemill.store.kv import KeptKV, list_kv, remove_kv
     from tidemill.store.layout import home
     from tidemill.store.operations import (
         is_offline,
         list_models,
         list_unfinished,
+        location,
         pull,
         remove,
-        remove_packed_of,
     )
     from tidemill.store.packed import PackedFile, list_packed, packed_limit, remove_packed
     from tidemill.store.resolution import resolve
@@ -50,6 +51,7 @@ _HOMES = {
     "FileRecord": "base",
     "IntegrityError": "base",
     "InvalidNameError": "base",
+    "KeptKV": "kv",
     "MissingDependencyError": "base",
     "ModelNotFoundError": "base",
     "OfflineError": "base",
@@ -61,15 +63,17 @@ _HOMES = {
     "format_bytes": "base",
     "home": "layout",
     "is_offline": "operations",
+    "list_kv": "kv",
     "list_models": "operations",
     "list_packed": "packed",
     "list_unfinished": "operations",
     "load_catalogue": "catalogue",
+    "location": "operations",
     "packed_limit": "packed",
     "pull": "operations",
     "remove": "operations",
+    "remove_kv": "kv",
     "remove_packed": "packed",
-    "remove_packed_of": "operations",
     "resolve": "resolution",
 }
 __all__ = [
@@ -82,6 +86,7 @@ __all__ = [
     "FileRecord",
     "IntegrityError",
     "InvalidNameError",
+    "KeptKV",
     "MissingDependencyError",
     "ModelNotFoundError",
     "OfflineError",
@@ -93,15 +98,17 @@ __all__ = [
     "format_bytes",
     "home",
     "is_offline",
+    "list_kv",
     "list_models",
     "list_packed",
     "list_unfinished",
     "load_catalogue",
+    "location",
     "packed_limit",
     "pull",
     "remove",
+    "remove_kv",
     "remove_packed",
-    "remove_packed_of",
     "resolve",
 ]
 

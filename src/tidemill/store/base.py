@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -120,3 +121,22 @@ def format_bytes(count: int) -> str:
         if size < 999.95:
             return f"{size:.1f} {unit}"
     return f"{size / 1000:.1f} TB"
+
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{kind}b": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for kind, base in (("", 1000), ("i", 1024))
+}
+
+
+def parse_size(size: int | str, name: str) -> int:
+    """The bytes of a setting: ``20GB``, ``500 MB``, ``4GiB``, ``4096``; ``off`` is 0. Raises
+    ValueError, which has its ``name``."""
+    text = str(size).strip().lower()
+    if text == "off":
+        return 0
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text)
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{name}={size!r} is no size; write for instance 20GB, 4GiB or off")
+    return int(float(match[1]) * _UNITS[match[2]])

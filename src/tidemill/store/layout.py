@@ -7,6 +7,7 @@
         models/<folder>/             complete, verified models: model.json and the model's files
         downloads/<folder>/          what a pull has so far; never looked at by `resolve`
         packed/                      packed weights (see `tidemill.store.packed`)
+        kv/                          KV blocks (see `tidemill.store.kv`)
         locks/<folder>.lock          held while a model is pulled or removed
 
 A model appears in ``models`` by one rename of a finished folder, so it is there whole or not at
@@ -18,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,11 @@ def size_of(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(parent, file)).st_size
     return total
+
+
+def any_within(files: Iterable[str], folder: Path) -> bool:
+    """Whether one of ``files`` lies in ``folder``, or is it."""
+    return any(folder in (path, *path.parents) for path in map(Path, files))
 
 
 def publish(finished: Path, folder: str) -> Path:

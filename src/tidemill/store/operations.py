@@ -26,6 +26,7 @@ from tidemill.store.base import (
 )
 from tidemill.store.catalogue import CatalogueEntry, load_catalogue
 from tidemill.store.fetched import Expected, Fetched
+from tidemill.store.kv import remove_kv
 from tidemill.store.local import local_path
 from tidemill.store.names import (
     FORMS,
@@ -116,8 +117,8 @@ def list_unfinished() -> list[tuple[str, int]]:
 
 
 def remove(name: str) -> int:
-    """Remove a model, its packed files, and what an unfinished pull of it has left; gives the bytes
-    freed.
+    """Remove a model, what has been kept of it, and what an unfinished pull of it has left; gives
+    the bytes freed.
 
     A program that has the model open keeps it until it ends, where the system allows that.
 
@@ -136,7 +137,7 @@ def remove(name: str) -> int:
         )
     with _locked(folder, name, ignore_progress):
         freed = layout.size_of(model_folder) + layout.size_of(downloads)
-        freed += remove_packed(model_folder)
+        freed += remove_packed(model_folder) + remove_kv(model_folder)
         try:
             layout.discard(model_folder)
             layout.discard(downloads)
@@ -145,17 +146,16 @@ def remove(name: str) -> int:
     return freed
 
 
-def remove_packed_of(name: str) -> int:
-    """Remove the packed files of a model: of a name in the store, or of a path; gives the bytes
-    freed. The model itself stays.
+def location(name: str) -> Path:
+    """Where a model lies, or lay, by which what is kept of it is found: a name in the store, or a
+    path.
 
     Raises:
-        ModelNotFoundError: there is nothing of this name in the store.
+        ModelNotFoundError: there is nothing of this name.
     """
     name = as_text(name)
     path = local_path(name, load_catalogue())
-    where = Path(os.path.abspath(path)) if path else layout.models_folder() / _folder_of(name)
-    return remove_packed(where)
+    return Path(os.path.abspath(path)) if path else layout.models_folder() / _folder_of(name)
 
 
 def is_offline(offline: bool | None = None) -> bool:

@@ -35,7 +35,7 @@ from typing import Any
 
 from tidemill.records import dataclass
 from tidemill.store import layout
-from tidemill.store.base import StoreError
+from tidemill.store.base import StoreError, parse_size
 
 LIMIT_VARIABLE = "TIDEMILL_PACKED_LIMIT"
 
@@ -127,24 +127,15 @@ def packed_limit() -> int:
     """
     text = os.environ.get(LIMIT_VARIABLE, "").strip()
     if text:
-        return _parse_size(text)
+        try:
+            return parse_size(text, LIMIT_VARIABLE)
+        except ValueError as error:
+            raise StoreError(str(error)) from None
     try:
         total, _ = _disk()
     except OSError:
         return 0
     return min(_DEFAULT_LIMIT, int(_DEFAULT_SHARE * total))
-
-
-def _parse_size(text: str) -> int:
-    if text.lower() in ("off", "no", "false"):
-        return 0
-    units = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)", text.lower())
-    if match is None or match[2] not in units:
-        raise StoreError(
-            f"{LIMIT_VARIABLE}={text!r} is no size; write for instance 20GB, 500MB or off"
-        )
-    return int(float(match[1]) * units[match[2]])
 
 
 def open_packed(key: str) -> Opened | None:
@@ -368,8 +359,7 @@ def remove_packed(folder: Path | None = None) -> int:
 
 def is_source_in(file: PackedFile, folder: Path) -> bool:
     """Whether a packed file was made from something in ``folder`` (or from that file)."""
-    sources = [Path(source) for source in file.header.sources]
-    return any(folder == source or folder in source.parents for source in sources)
+    return layout.any_within(file.header.sources, folder)
 
 
 def discard_packed(path: Path) -> None:

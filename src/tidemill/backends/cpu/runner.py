@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tidemill import _native
 from tidemill.backends.base import Batch, KVCacheSpec
 from tidemill.backends.cpu.build import Built
 from tidemill.backends.cpu.packed import Keeper, PackedImage
@@ -115,6 +118,25 @@ class CpuRunner:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks (source, destination) in all layers, in order."""
         self._open().copy_blocks(list(pairs))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that a KV block holds in all layers together."""
+        return int(self._open().kv_block_bytes)
+
+    @property
+    def kv_identity(self) -> str:
+        """The kernels: their instruction set, and the build."""
+        digest = hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()
+        return f"cpu {self._open().isa} {digest}"
+
+    def read_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Copy what a KV block holds to ``data`` (block_bytes,)."""
+        self._open().read_block(block, data)
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Copy ``data`` (block_bytes,), which was once read, to a KV block."""
+        self._open().write_block(block, data)
 
     def forget_blocks(self, blocks: Sequence[int]) -> None:
         """Give back the memory of KV blocks in layers with a window; it is zeros from now on."""

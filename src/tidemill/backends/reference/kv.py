@@ -58,6 +58,23 @@ class PagedKV:
         for pages in self._layers:
             pages[:, destination] = pages[:, source]
 
+    @property
+    def block_bytes(self) -> int:
+        return sum(pages[:, 0].nbytes for pages in self._layers)
+
+    def read_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        """Copy a block of all layers, one after another, to ``data`` (block_bytes,)."""
+        parts = [pages[:, block].reshape(-1) for pages in self._layers]
+        data.view(np.float32)[:] = np.concatenate(parts)
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        if data.nbytes != self.block_bytes:
+            raise ValueError(f"a KV block of another size: {data.nbytes} bytes")
+        values = data.view(np.float32)
+        for pages in self._layers:
+            part, values = np.split(values, [pages[:, block].size])
+            pages[:, block] = part.reshape(pages[:, block].shape)
+
 
 def rounded(x: Floats, dtype: KVDtype) -> Floats:
     """x as it comes back from storage in ``dtype``. q8_0 rounds groups of 32 along the head to

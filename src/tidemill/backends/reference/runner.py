@@ -86,8 +86,7 @@ class ReferenceRunner:
 
     def trace(self, batch: Batch) -> dict[ValueId, npt.NDArray[Any]]:
         """Run one step and keep every value, (rows, *shape) each: for tests of other backends."""
-        if self._cache is None:
-            raise RuntimeError("the runner is closed")
+        cache = self._open()
         check_batch(
             batch,
             kv=self.kv,
@@ -97,18 +96,33 @@ class ReferenceRunner:
         )
         values: dict[ValueId, npt.NDArray[Any]] = {}
         for op in self._program.ops:
-            self._run(op, values, batch, self._cache)
+            self._run(op, values, batch, cache)
         return values
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if self._cache is None:
-            raise RuntimeError("the runner is closed")
+        cache = self._open()
         for source, destination in pairs:
-            for block in (source, destination):
-                if not 0 <= block < self.kv.n_blocks:
-                    raise ValueError(f"KV block {block} is outside 0..{self.kv.n_blocks - 1}")
+            self._check_block(source)
+            self._check_block(destination)
         for source, destination in pairs:
-            self._cache.copy_block(source, destination)
+            cache.copy_block(source, destination)
+
+    @property
+    def block_bytes(self) -> int:
+        return self._open().block_bytes
+
+    @property
+    def kv_identity(self) -> str:
+        """NumPy takes sums in whatever order it likes."""
+        return f"reference numpy {np.__version__}"
+
+    def read_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        self._check_block(block)
+        self._open().read_block(block, data)
+
+    def write_block(self, block: int, data: npt.NDArray[np.uint8]) -> None:
+        self._check_block(block)
+        self._open().write_block(block, data)
 
     @property
     def window(self) -> None:
@@ -121,6 +135,15 @@ class ReferenceRunner:
     def close(self) -> None:
         self._cache = None
         self._dense.clear()
+
+    def _open(self) -> PagedKV:
+        if self._cache is None:
+            raise RuntimeError("the runner is closed")
+        return self._cache
+
+    def _check_block(self, block: int) -> None:
+        if not 0 <= block < self.kv.n_blocks:
+            raise ValueError(f"KV block {block} is outside 0..{self.kv.n_blocks - 1}")
 
     def _dense_weight(self, name: str) -> Floats:
         if name not in self._dense:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.errors import ApiError, renaming
-from tidemill.server.http import DONE, Exchange, sse
+from tidemill.server.http import DONE, Exchange, TextEvents, sse
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
-from tidemill.server.tools import CallArguments, CallBegin, Content, Reasoning, assemble
+from tidemill.server.tools import CallArguments, CallBegin, Content, Piece, Reasoning, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news, tool_use
 
 
@@ -157,21 +158,26 @@ class _Answer:
         }
 
     async def chunks(self, generation: Generation, wants_usage: bool) -> AsyncIterator[bytes]:
+        contents = []
         for index in range(len(self._readers)):
-            yield self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+            yield sse(self._chunk(index, {"role": "assistant", "content": ""}))
+            contents.append(TextEvents(partial(self._content_chunk, index)))
         async for delta in generation.deltas():
             if (failure := generation.failure) is not None:
                 yield sse(error_body(failure))
                 return
             for out in delta.outputs:
                 scores = self._scores(out)
-                for change in self._changes(out):
-                    yield self._chunk(out.index, change, scores, None)
-                    scores = None  # each token's once
+                for piece in news(self._readers[out.index], out.text, finished=out.finished):
+                    if scores is None and isinstance(piece, Content):
+                        yield contents[out.index](piece.text)
+                    else:
+                        yield sse(self._chunk(out.index, _delta(piece), scores))
+                        scores = None  # each token's once
                 if scores is not None:
-                    yield self._chunk(out.index, {"content": ""}, scores, None)
+                    yield sse(self._chunk(out.index, {"content": ""}, scores))
                 if out.finish_reason is not None:
-                    yield self._chunk(out.index, {}, None, out)
+                    yield sse(self._chunk(out.index, {}, None, out))
         if wants_usage:
             yield sse(
                 {
@@ -201,33 +207,21 @@ class _Answer:
             ]
         return message
 
-    def _changes(self, out: CompletionOutput) -> Iterator[dict[str, Any]]:
-        """What is new of a sample, as deltas of its message."""
-        for piece in news(self._readers[out.index], out.text, finished=out.finished):
-            match piece:
-                case Content(text):
-                    yield {"content": text}
-                case Reasoning(text):
-                    yield {"reasoning_content": text}
-                case CallBegin(index, id, name):
-                    function = {"name": name, "arguments": ""}
-                    call = {"index": index, "id": id, "type": "function", "function": function}
-                    yield {"tool_calls": [call]}
-                case CallArguments(index, text):
-                    yield {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
-
     def _reason(self, out: CompletionOutput) -> str:
         reader = self._readers[out.index]
         reason = finish_reason(out)
         return "tool_calls" if reader and reader.call_count and reason == "stop" else reason
 
+    def _content_chunk(self, index: int, text: str) -> dict[str, Any]:
+        return self._chunk(index, {"content": text})
+
     def _chunk(
         self,
         index: int,
         delta: Mapping[str, Any],
-        scores: Mapping[str, Any] | None,
-        ended: CompletionOutput | None,
-    ) -> bytes:
+        scores: Mapping[str, Any] | None = None,
+        ended: CompletionOutput | None = None,
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "delta": delta,
@@ -236,19 +230,32 @@ class _Answer:
         }
         if ended is not None:
             choice |= _stop_reason(ended)
-        return sse(
-            {
-                **self._head,
-                "object": "chat.completion.chunk",
-                "model": self._name,
-                "choices": [choice],
-            }
-        )
+        return {
+            **self._head,
+            "object": "chat.completion.chunk",
+            "model": self._name,
+            "choices": [choice],
+        }
 
     def _scores(self, out: CompletionOutput) -> dict[str, Any] | None:
         if self._logprobs is None or not out.token_ids:
             return None
         return chat_logprobs(self._tokenizer, out, self._logprobs)
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    """A piece of an answer as the delta of its message."""
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallBegin(index, id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def _stop_reason(out: CompletionOutput) -> dict[str, Any]:

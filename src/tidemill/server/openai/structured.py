@@ -48,7 +48,7 @@ class FormatFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def format_fields(self) -> list[str]:
         """Those that were given."""
-        names = (field.name for field in msgspec.structs.fields(FormatFields))
+        names = FormatFields.__struct_fields__
         return [name for name in names if getattr(self, name) is not None]
 
     def grammar(self) -> Grammar | None:

@@ -66,12 +66,13 @@ def _call_rules(schemas: Schemas) -> str:
     """``call``: the object that is one, {"name": ..., "arguments": ...}; ``SPACE``."""
     rules = [
         f"call: {' | '.join(f'call_{i}' for i in range(len(schemas)))}",
+        r'head: "{" SPACE "\"name\"" SPACE ":" SPACE',
+        r'between: SPACE "," SPACE "\"arguments\"" SPACE ":" SPACE',
         f"SPACE: /{JSON_SPACE}/",
     ]
     for i, (name, schema) in enumerate(schemas):
-        parts = ("{", '"name"', ":", json.dumps(name), ",", '"arguments"', ":")
-        begin = " SPACE ".join(map(json.dumps, parts))
-        rules.append(f'call_{i}: {begin} SPACE arguments_{i} SPACE "}}"')
+        quoted = json.dumps(json.dumps(name))
+        rules.append(f'call_{i}: head {quoted} between arguments_{i} SPACE "}}"')
         bounded = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE}}
         rules.append(f"arguments_{i}: %json {json.dumps(bounded)}")
     return "\n".join(rules)

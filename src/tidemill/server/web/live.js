@@ -16,7 +16,7 @@ const STATES = { ok: "Ready", loading: "Loading", draining: "Shutting down" };
 const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 const rate = (value) => formatNumber(value);
 
-/** The cards: `names` of the values they show, `values(points)` the latest of each. */
+/** The cards: `names` of the values they show; without the value that one `needs` it is not there. */
 const CARDS = [
   { id: "load", title: "Requests", unit: "now", names: ["running", "waiting"], format: formatNumber, least: 4 },
   { id: "tokens", title: "Tokens per second", unit: "now", names: ["generated", "read"], format: rate, least: 10 },
@@ -24,6 +24,7 @@ const CARDS = [
   { id: "hits", title: "Prefix hits", unit: "share of prompt tokens", names: ["hits"], format: percent, top: 1, sticky: true },
   { id: "ttft", title: "Time to first token", unit: "", names: ["p50", "p90", "p99"], format: formatSeconds, least: 0.01, sticky: true },
   { id: "itl", title: "Time between tokens", unit: "", names: ["p50", "p90", "p99"], format: formatSeconds, least: 0.001, sticky: true },
+  { id: "joules", title: "Energy per token generated", unit: "", names: ["energy"], format: (value) => `${formatNumber(value)} J`, least: 0.01, sticky: true, needs: "energy" },
 ];
 
 export class Live {
@@ -136,7 +137,8 @@ export class Live {
     const points = looks.map((current, i) => derive(current, before(looks, i, RATE_MS), before(looks, i, SHARE_MS)));
     const whole = derive(looks[looks.length - 1], looks[0], looks[0]);
     const ever = derive(looks[looks.length - 1], NOTHING, NOTHING);
-    for (const { spec, chart, update } of this.cards) {
+    for (const { spec, chart, update, element } of this.cards) {
+      element.hidden = spec.needs !== undefined && looks[looks.length - 1][spec.needs] === null;
       chart.update(points.map((point) => ({ time: point.time, values: point[spec.id] })), now);
       update(points[points.length - 1][spec.id], whole[spec.id], ever[spec.id]);
     }
@@ -146,14 +148,14 @@ export class Live {
 
 // ---- from samples to values
 
-const KEPT = /^vllm:(num_requests_(running|waiting)|kv_cache_usage_perc|(prompt|generation)_tokens_total|prefix_cache_(hits|queries)_total|(time_to_first_token|inter_token_latency)_seconds_bucket|request_success_total|num_preemptions_total|spec_decode_num_(draft|accepted)_tokens_total)$/;
+const KEPT = /^tidemill:energy_joules_total$|^vllm:(num_requests_(running|waiting)|kv_cache_usage_perc|(prompt|generation)_tokens_total|prefix_cache_(hits|queries)_total|(time_to_first_token|inter_token_latency)_seconds_bucket|request_success_total|num_preemptions_total|spec_decode_num_(draft|accepted)_tokens_total)$/;
 
 /** Only what is shown, so that five minutes of many models stay small. */
 function slim(metrics) {
   return Object.fromEntries(Object.entries(metrics).filter(([name]) => KEPT.test(name)));
 }
 
-const NOTHING = { generated: null, read: null, hits: null, queries: null, ttft: [], itl: [] };
+const NOTHING = { energy: null, everywhere: null, generated: null, read: null, hits: null, queries: null, ttft: [], itl: [] };
 
 /** One sample's values of a model, or of all. */
 function look(time, metrics, model) {
@@ -163,6 +165,9 @@ function look(time, metrics, model) {
     waiting: sum(metrics, "vllm:num_requests_waiting", model),
     used: largest(metrics, "vllm:kv_cache_usage_perc", model),
     generated: sum(metrics, "vllm:generation_tokens_total", model),
+    // The machine's energy is for whatever model runs.
+    energy: sum(metrics, "tidemill:energy_joules_total"),
+    everywhere: sum(metrics, "vllm:generation_tokens_total"),
     read: sum(metrics, "vllm:prompt_tokens_total", model),
     hits: sum(metrics, "vllm:prefix_cache_hits_total", model),
     queries: sum(metrics, "vllm:prefix_cache_queries_total", model),
@@ -184,6 +189,7 @@ function derive(current, soon, long) {
   const perSecond = (name) => (seconds > 0 && current[name] !== null ? increase(soon[name], current[name]) / seconds : null);
   const queries = increase(long.queries, current.queries);
   const hits = increase(long.hits, current.hits);
+  const tokens = increase(long.everywhere, current.everywhere);
   const quantiles = (name) => {
     const buckets = between(long[name], current[name]);
     return QUANTILES.map((q) => quantile(buckets, q));
@@ -196,6 +202,7 @@ function derive(current, soon, long) {
     hits: [queries ? Math.min(1, hits / queries) : null],
     ttft: quantiles("ttft"),
     itl: quantiles("itl"),
+    joules: [current.energy !== null && tokens ? increase(long.energy, current.energy) / tokens : null],
   };
 }
 
@@ -223,7 +230,7 @@ function card(spec) {
   const note = h("span", { class: "small", text: spec.unit });
   const element = h(
     "section",
-    { class: `card ${spec.id}`, "aria-labelledby": `card-${spec.id}` },
+    { class: `card ${spec.id}`, hidden: spec.needs !== undefined, "aria-labelledby": `card-${spec.id}` },
     h("div", { class: "row" }, h("h2", { id: `card-${spec.id}`, text: spec.title }), h("span", { class: "grow" }), note),
     h("dl", {}, ...spec.names.map((name, i) => h("div", { class: name }, h("dt", { text: name }), values[i]))),
     chart.element,

@@ -1,0 +1,181 @@
+"""``tidemill advise``: which engine, in which configuration, for a case."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import read_text
+
+if TYPE_CHECKING:
+    from tidemill.advise.answers import Answers
+
+
+@click.command()
+@click.option(
+    "--answers", "answers_file", metavar="FILE",
+    help="Take the answers from a TOML file (-: stdin), and ask nothing.",
+)  # fmt: skip
+@click.option(
+    "--write-answers", metavar="FILE",
+    help="Keep the answers in a TOML file (-: stdout, and no report), with the questions in it.",
+)  # fmt: skip
+@click.option("--defaults", is_flag=True, help="Ask nothing: what is not answered is assumed.")
+@click.option(
+    "--weights", metavar="NAME=X,...",
+    help="How much performance, cost and ecosystem count. [default: performance=0.4,cost=0.3,"
+    "ecosystem=0.3]",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--markdown", is_flag=True, help="The report as Markdown.")
+@click.option(
+    "--check-facts", is_flag=True,
+    help="Show when the facts were looked up; exits with 1 if some are too old.",
+)  # fmt: skip
+@click.option(
+    "--max-age", type=click.IntRange(0, 36500), metavar="DAYS",
+    help="Age from which a fact is old. [default: 180]",
+)  # fmt: skip
+def advise(
+    answers_file: str | None,
+    write_answers: str | None,
+    defaults: bool,
+    weights: str | None,
+    as_json: bool,
+    markdown: bool,
+    check_facts: bool,
+    max_age: int | None,
+) -> None:
+    """Recommend an inference engine and its configuration, with reasons.
+
+    Asks about load, hardware, operations, model, data, budget and stage, and judges twenty engines
+    and components, Tidemill among them, by the same rules over dated, sourced facts. Nothing is
+    downloaded or started.
+    """
+    if as_json and markdown:
+        raise click.UsageError("--json or --markdown, not both")
+    from tidemill.advise.facts import MAX_AGE, load_engines
+
+    engines = load_engines()
+    limit = MAX_AGE if max_age is None else max_age
+    if check_facts:
+        _check_facts(engines, limit, as_json=as_json, markdown=markdown)
+        return
+    from tidemill.advise import scores
+
+    try:
+        shares = scores.WEIGHTS if weights is None else scores.parse_weights(weights)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--weights") from None
+    answers = _answers(answers_file, defaults, tuple(engines))
+    if write_answers is not None:
+        from tidemill.advise.answers import write
+
+        if write_answers == "-":
+            click.echo(write(answers), nl=False)
+            return
+        Path(write_answers).write_text(write(answers), "utf-8")
+
+    from tidemill.advise import flips, report
+    from tidemill.advise.advice import advise as advise_on
+    from tidemill.advise.evidence import Evidence
+
+    evidence = Evidence()
+    advice = advise_on(
+        answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
+    )
+    found = flips.find(answers, engines, evidence, shares)
+    if as_json:
+        _echo_json(report.as_data(advice, found))
+    else:
+        _echo_blocks(report.blocks(advice, found), markdown=markdown)
+
+
+def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answers:
+    """From a file, by default, or asked."""
+    from tidemill.advise.answers import from_values, read
+
+    if path is not None:
+        if path == "-":
+            return read(read_text(sys.stdin, "stdin"), "stdin", engines)
+        with open(path, encoding="utf-8") as file:
+            return read(read_text(file, path), path, engines)
+    if defaults:
+        return from_values({})
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "there is no terminal to ask on: give --answers FILE (`tidemill advise --defaults "
+            "--write-answers FILE` writes one to fill in), or --defaults"
+        )
+    from tidemill.cli.interview import Interview
+
+    return Interview({}, engines).run()
+
+
+def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> None:
+    from tidemill.advise import report
+
+    today = _today()
+    stale = {
+        engine.id: engine.stale(today, limit) for engine in engines.values()
+        if engine.stale(today, limit)
+    }  # fmt: skip
+    if as_json:
+        _echo_json(
+            {
+                "today": str(today),
+                "max_age": limit,
+                "engines": {
+                    engine.id: {
+                        name: {
+                            "value": _plain(fact.value),
+                            "complete": fact.complete,
+                            "note": fact.note or None,
+                            "source": fact.source.url,
+                            "looked_up": str(fact.source.looked_up),
+                        }
+                        for name, fact in engine.facts.items()
+                    }
+                    for engine in engines.values()
+                },
+                "old": stale,
+            }
+        )
+    else:
+        _echo_blocks(report.facts_blocks(engines, today, limit), markdown=markdown)
+    if stale:
+        raise SystemExit(1)
+
+
+def _plain(value: Any) -> Any:
+    """A fact's value for JSON: dates as text."""
+    return value if isinstance(value, (str, int, bool)) else (
+        list(value) if isinstance(value, tuple) else str(value)
+    )  # fmt: skip
+
+
+def _echo_json(data: object) -> None:
+    import json
+
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _echo_blocks(blocks: Any, *, markdown: bool) -> None:
+    import shutil
+
+    from tidemill.advise.document import as_markdown, as_text
+
+    if markdown:
+        click.echo(as_markdown(blocks), nl=False)
+        return
+    width = min(110, max(60, shutil.get_terminal_size((88, 24)).columns))
+    click.echo(as_text(blocks, width), nl=False)
+
+
+def _today() -> Any:
+    import datetime
+
+    return datetime.datetime.now(datetime.UTC).date()

@@ -1,0 +1,325 @@
+"""KV blocks on disk, through LLM: equal answers with them, without, and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.tiny_chat_model import write_chat_model
+from tidemill import LLM, AsyncLLM, SamplingParams, store
+from tidemill.backends.base import KVDtype
+from tidemill.engine import kv_tier
+from tidemill.engine.base import TierStats
+from tidemill.llm import kv_disk
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPT = {"prompt_token_ids": [(11 * i + i // 13) % 256 for i in range(500)]}
+FULL = 496  # of its tokens, in blocks of 16: the last token is always computed
+
+
+@pytest.fixture(autouse=True)
+def store_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This model is computed faster than some disks are read, and machines may stand still."""
+    monkeypatch.setattr(kv_disk.DiskTier, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(kv_tier, "_LEAST_PATIENCE", 60.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_chat_model(tmp_path_factory.mktemp("kv") / "model.gguf")
+    old = time.time() - 60  # only its change of status is fresh
+    os.utime(path, (old, old))
+    return path
+
+
+def opened(model: Path, **options: Any) -> LLM:
+    return LLM(model, threads=1, **{"kv_disk": "64MiB", **options})
+
+
+def answer(llm: LLM, prompt: dict[str, list[int]] = PROMPT) -> tuple[list[int], int]:
+    """The tokens of the answer, and how many of the prompt's had not to be computed."""
+    (output,) = llm.generate(prompt, GREEDY)
+    assert output.error is None
+    return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+
+def tier_of(llm: LLM) -> TierStats:
+    tier = llm.core.driver.engine.stats.tier
+    assert tier is not None
+    return tier
+
+
+def files(home: Path, name: str) -> list[Path]:
+    return sorted((home / "kv").glob(f"*/{name}"))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "q8_0", "f32"])
+def test_a_restart_is_warm_and_its_answers_are_equal(model: Path, dtype: KVDtype) -> None:
+    with opened(model, kv_dtype=dtype, kv_disk=None) as plain:
+        expected, _ = answer(plain)
+    with opened(model, kv_dtype=dtype) as first:
+        assert answer(first) == (expected, 0)
+    with opened(model, kv_dtype=dtype) as second:
+        assert answer(second) == (expected, FULL)
+        assert tier_of(second).read == FULL // 16
+        assert second.core.driver.engine.stats.restored_tokens == FULL
+        # The conversation goes on: what was answered is known as well.
+        longer = {"prompt_token_ids": [*PROMPT["prompt_token_ids"], *expected, 1, 2]}
+        went_on = answer(second, longer)
+        assert went_on[1] >= FULL
+    with opened(model, kv_dtype=dtype, kv_disk=None) as plain:
+        assert answer(plain, longer)[0] == went_on[0]
+
+
+def test_a_real_model_with_windows_goes_on_where_it_was(
+    real_model: Callable[[str], Path],
+) -> None:
+    """Gemma 3: 15 of 18 layers see 512 tokens. All of them are kept."""
+    prompt = {"prompt_token_ids": [2, *((37 * i + i // 11) % 5000 + 300 for i in range(700))]}
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    found = []
+    for _ in range(2):
+        with LLM(real_model("gemma3"), max_context=1024, kv_disk="1GiB", keep_packed=False) as llm:
+            (output,) = llm.generate(prompt, params)
+            found.append((output.outputs[0].token_ids, output.num_cached_tokens))
+    assert found[0][0] == found[1][0]
+    assert [cached for _, cached in found] == [0, 688]
+
+
+def test_what_fell_out_of_memory_comes_back(model: Path) -> None:
+    context = 512 + 16
+    with opened(model, max_context=context, max_sequences=1) as llm:
+        blocks = llm.core.compiled.cache.kv.n_blocks
+        assert blocks * 16 < 2 * len(PROMPT["prompt_token_ids"])
+        expected, _ = answer(llm)
+        other = {"prompt_token_ids": PROMPT["prompt_token_ids"][::-1]}
+        assert answer(llm, other)[1] == 0
+        assert answer(llm) == (expected, FULL)
+        assert answer(llm, other)[1] == FULL
+
+
+def test_a_killed_process_leaves_what_it_had_computed(model: Path) -> None:
+    code = """
+import os, signal, sys, time
+from tidemill import LLM, SamplingParams
+llm = LLM(sys.argv[1], threads=1, kv_disk="64MiB")
+prompt = {"prompt_token_ids": [(11 * i + i // 13) % 256 for i in range(500)]}
+llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1))
+while llm.core.driver.engine.stats.tier.written < 31:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(model)], timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    with opened(model) as llm:
+        assert answer(llm)[1] == FULL
+
+
+def test_other_models_settings_and_versions_never_read_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(model) as llm:
+        answer(llm)
+    other = write_chat_model(tmp_path / "other.gguf", seed=1)
+    expected = {}
+    for name, path, options in (
+        ("model", other, {}),
+        ("dtype", model, {"kv_dtype": "q8_0"}),
+        ("backend", model, {"backend": "reference"}),
+    ):
+        with opened(path, kv_disk=None, **options) as llm:
+            expected[name], _ = answer(llm)
+        with opened(path, **options) as llm:
+            assert answer(llm) == (expected[name], 0)
+    with opened(model) as llm:
+        answer(llm)
+    monkeypatch.setattr(kv_disk, "__version__", "0.0.next")
+    with opened(model) as llm:
+        assert answer(llm)[1] == 0
+
+
+def test_a_changed_model_of_the_same_name_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    answers = []
+    for seed in (0, 1):
+        write_chat_model(path, seed=seed)
+        with opened(path) as llm:
+            answers.append(answer(llm))
+    assert [cached for _, cached in answers] == [0, 0]
+    assert answers[0][0] != answers[1][0]
+    assert len(store.list_kv()) == 1  # the old one's are gone
+
+
+def test_damage_costs_time_and_nothing_else(
+    model: Path, store_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(model) as llm:
+        expected, _ = answer(llm)
+        size = llm.core.compiled.runner.block_bytes
+    (blocks,) = files(store_home, "blocks")
+    stride = -(-size // 4096) * 4096
+    with open(blocks, "r+b") as raw:
+        for n in (10, 20):
+            raw.seek(n * stride + 5)
+            raw.write(b"\\xff\\x00\\xff\\x01")
+    with opened(model) as llm:
+        assert answer(llm) == (expected, 160)
+        assert tier_of(llm).damaged == 1
+        assert len(caplog.records) == 1
+        assert "computed again" in caplog.text
+    with opened(model) as llm:  # the tenth has been written again; the twentieth is bad still
+        assert answer(llm) == (expected, 320)
+    with opened(model) as llm:
+        assert answer(llm) == (expected, FULL)
+
+
+@pytest.mark.parametrize("what", ["full", "unreadable", "no folder"])
+def test_a_disk_that_does_not_work_is_no_error(
+    model: Path, store_home: Path, what: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def fail(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    with opened(model, kv_disk=None) as plain:
+        expected, _ = answer(plain)
+    if what == "unreadable":
+        with opened(model) as llm:
+            answer(llm)
+        monkeypatch.setattr(os, "preadv", fail)
+    elif what == "full":
+        monkeypatch.setattr(os, "pwrite", fail)
+    else:
+        store_home.mkdir(exist_ok=True)
+        (store_home / "kv").write_text("in the way")
+    caplog.clear()
+    with opened(model) as llm:
+        assert answer(llm) == (expected, 0)
+        assert answer(llm) == (expected, FULL)  # from memory
+    assert len(caplog.records) == 1
+    assert "KV blocks" in caplog.text
+
+
+def test_it_stays_within_its_limit(model: Path, store_home: Path) -> None:
+    with opened(model, kv_disk="200KiB") as llm:
+        block = llm.core.compiled.runner.block_bytes
+        for seed in range(4):
+            answer(llm, {"prompt_token_ids": [(seed * 17 + 3 * i) % 256 for i in range(300)]})
+        stats = tier_of(llm)
+        assert 0 < stats.blocks * block <= stats.bytes <= 200 << 10
+    assert store.list_kv()[0].bytes <= (200 << 10) + 4096  # and a description
+
+
+def test_a_slow_disk_drops_blocks_and_holds_nobody_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_disk, "_MOST_QUEUED", 20_000)
+    monkeypatch.setattr(kv_disk, "_CLOSE_SECONDS", 0.1)
+    stuck = True
+    real = os.pwrite
+
+    def pwrite(*args: Any) -> int:
+        while stuck:
+            time.sleep(0.01)
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    llm = opened(model)
+    answer(llm)
+    assert tier_of(llm).written == 0
+    assert tier_of(llm).dropped > 10
+    stuck = False
+    llm.close()
+    monkeypatch.undo()
+
+
+def test_salts_are_kept_apart_over_restarts(model: Path) -> None:
+    """Each tenant finds its own, and never another's: secrets that all begin alike."""
+    secrets = {f"tenant {i}": [*range(64), *((i * 31 + j * j) % 256 for j in range(200))]
+               for i in range(6)}  # fmt: skip
+
+    async def ask(salts: dict[str, str]) -> dict[str, tuple[list[int], int]]:
+        async with AsyncLLM(model, threads=1, kv_disk="64MiB", max_context=300) as llm:
+
+            async def one(tenant: str) -> tuple[list[int], int]:
+                prompt = {"prompt_token_ids": secrets[tenant]}
+                stream = llm.generate(prompt, GREEDY, salt=salts[tenant], output="final")
+                async for output in stream:
+                    return list(output.outputs[0].token_ids), output.num_cached_tokens
+                raise AssertionError
+
+            answers = await asyncio.gather(*(one(tenant) for tenant in secrets))
+            return dict(zip(secrets, answers, strict=True))
+
+    first = asyncio.run(ask({tenant: tenant for tenant in secrets}))
+    again = asyncio.run(ask({tenant: tenant for tenant in secrets}))
+    swapped = asyncio.run(ask({tenant: f"not {tenant}" for tenant in secrets}))
+    for tenant in secrets:
+        assert first[tenant] == (again[tenant][0], 0)
+        assert again[tenant][1] == 256
+        assert swapped[tenant] == (first[tenant][0], 0)
+
+
+def test_two_processes_do_not_disturb_each_other(model: Path) -> None:
+    with opened(model) as a, opened(model) as b:
+        expected, _ = answer(a)
+        assert answer(b) == (expected, 0)
+    with opened(model) as a, opened(model) as b:
+        assert answer(a) == answer(b) == (expected, FULL)
+
+
+def test_nonsense_is_refused_before_anything_is_loaded(model: Path) -> None:
+    for value in ("lots", -1, "4 apples", "1e9"):
+        with pytest.raises(ValueError, match=r"kv_disk=.* is no size"):
+            opened(model, kv_disk=value)
+    with pytest.raises(ValueError, match="kv_disk needs prefix_caching"):
+        opened(model, prefix_caching=False)
+    with pytest.raises(ValueError, match="too small: a block of 16 tokens takes"):
+        opened(model, kv_disk=100)
+    for nothing in (0, "off", None):
+        with opened(model, kv_disk=nothing) as llm:
+            assert llm.core.driver.engine.stats.tier is None
+    assert store.list_kv() == []
+
+
+def test_reading_waits_for_whoever_takes(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much is asked for, little of it is in memory beside the KV cache."""
+    with opened(model) as llm:
+        answer(llm)
+        block = llm.core.compiled.runner.block_bytes
+    monkeypatch.setattr(kv_disk, "_MOST_READY", 3 * block)
+    with opened(model) as llm:
+        tier = llm.core._tier
+        names = list(tier._file._slots)
+        fetch = tier.fetch(names)
+        taken: list[np.ndarray] = []
+        while (data := fetch.take()) is not None:
+            assert len(data) <= 3
+            taken += data
+            tier.wait()
+        assert len(taken) == len(names) > 30
+        fetch.cancel()
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    import threading
+
+    yield
+    assert not [t for t in threading.enumerate() if t.name == "tidemill-kv"]

@@ -1,0 +1,75 @@
+"""Everything at once, for a while: mixed requests of all APIs over real sockets, right and wrong,
+clients that leave, several keys, less memory than they all want.
+
+TIDEMILL_SOAK_REQUESTS is how many; ``make soak`` sends 20,000.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.serving import serving, until
+from support.soaking import Crowd, Held, slope
+
+REQUESTS = int(os.environ.get("TIDEMILL_SOAK_REQUESTS", "400"))
+ROUNDS = 10
+# What one request may leave behind on average: caches are full after the first rounds. Less than a
+# tenth of the smallest thing that is kept for a request, were it forgotten: its mailbox and events.
+BYTES_A_REQUEST = 256
+
+
+def new_key(file: Path, name: str) -> str:
+    made = subprocess.run(
+        [sys.executable, "-m", "tidemill", "key", "new", "-f", str(file), name],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    return made.stdout.strip()
+
+
+@pytest.mark.timeout(1200)
+def test_a_crowd(tiny_chat_model: Path, tmp_path: Path) -> None:
+    """Every request is accounted for; texts are right; what is held comes back to what it was."""
+    file = tmp_path / "keys.toml"
+    keys = [new_key(file, name) for name in ("first", "second", "third")]
+    arguments = (
+        "--name",
+        "tiny",
+        "--threads",
+        "1",
+        "--max-sequences",
+        "8",
+        "--kv-memory",
+        "700000",
+    )
+    with serving(str(tiny_chat_model), *arguments, "--api-key-file", str(file)) as server:
+        server.key = keys[0]
+        (worker,) = server.workers()
+        processes = (server.process.pid, worker)
+        points: dict[int, list[tuple[float, float]]] = {pid: [] for pid in processes}
+        total, before = 0, dict[int, Held]()
+        for round_ in range(ROUNDS):
+            crowd = Crowd(server, count=REQUESTS // ROUNDS, seconds=70, seed=round_, keys=keys)
+            crowd.run()
+            assert crowd.faults == []
+            assert crowd.done == crowd.begun
+            total += crowd.done
+            until(server.idle)
+            for pid in processes:
+                held = Held.by(pid)
+                points[pid].append((total, held.rss))
+                if round_ == 2:  # what is made once has been
+                    before[pid] = held
+        for pid in processes:
+            held = Held.by(pid)
+            assert held.files <= before[pid].files + 2
+            assert held.threads <= before[pid].threads + 1
+            if REQUESTS >= 10_000:
+                assert slope(points[pid][3:]) < BYTES_A_REQUEST
+        assert total == REQUESTS
+        assert server.workers() == [worker]
+        assert "failed" not in server.log
