@@ -18,9 +18,10 @@ from support.soaking import Crowd, Held, slope
 
 REQUESTS = int(os.environ.get("TIDEMILL_SOAK_REQUESTS", "400"))
 ROUNDS = 10
-# What one request may leave behind on average: caches are full after the first rounds. Less than a
-# tenth of the smallest thing that is kept for a request, were it forgotten: its mailbox and events.
-BYTES_A_REQUEST = 256
+# By how much a process may grow for each request of the second half. No object stays, but the C
+# library's heap still spreads a little, by 0.3 KiB a request after 10,000 and less and less. What is
+# kept for one request (its prompt, tokens, events, text) has several KiB.
+BYTES_A_REQUEST = 1024
 
 
 def new_key(file: Path, name: str) -> str:
@@ -69,7 +70,7 @@ def test_a_crowd(tiny_chat_model: Path, tmp_path: Path) -> None:
             assert held.files <= before[pid].files + 2
             assert held.threads <= before[pid].threads + 1
             if REQUESTS >= 10_000:
-                assert slope(points[pid][3:]) < BYTES_A_REQUEST
+                assert slope(points[pid][ROUNDS // 2 :]) < BYTES_A_REQUEST
         assert total == REQUESTS
         assert server.workers() == [worker]
         assert "failed" not in server.log
