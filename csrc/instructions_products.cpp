@@ -7,15 +7,15 @@
 namespace tidemill {
 namespace {
 
-// The weights of one item: small enough to balance over the team and to stay in the second-level
-// cache beside the rows they meet, large enough that taking an item costs nothing.
+// The weights of one item that meets several blocks of rows: small enough to balance over the team
+// and to stay in the second-level cache, large enough that taking an item costs nothing.
 constexpr std::size_t kMaxItemBytes = 96 << 10;
 constexpr std::size_t kItemsPerThread = 8;
 // The input rows, and the gated intermediate, that share the second-level cache with them.
 constexpr std::size_t kRowBlockBytes = 192 << 10;
 constexpr std::size_t kGateBytes = 128 << 10;
 constexpr int kRowMultiple = 8;
-// Where weights are read once: what is left of a thread's share for the team to even out, and the
+// Where weights are read once: the part of each thread's share that the team evens out, and the
 // items that it is cut into.
 constexpr std::size_t kTailFraction = 16;
 constexpr std::size_t kTailItemsPerThread = 2;
@@ -26,8 +26,8 @@ std::size_t item_bytes(std::size_t total, int threads) {
                   kMaxItemBytes);
 }
 
-// Cuts [0, total) for the items of one pass over weights: first one long stretch for each thread, for
-// memory is read fastest in one stream, then short ones that even out who is done when.
+// Cuts [0, total) into items for weights that are read once: a long stretch for each thread, since
+// every jump costs a wait for memory, then short ones that even out who is done when.
 std::vector<std::size_t> stream_cuts(std::size_t total, int threads) {
   const auto team = static_cast<std::size_t>(threads);
   const std::size_t stretch = total / team - total / team / kTailFraction;
@@ -39,7 +39,7 @@ std::vector<std::size_t> stream_cuts(std::size_t total, int threads) {
   return cuts;
 }
 
-// The same in items of about `size`.
+// The same for weights that meet several blocks of rows: items of `size`.
 std::vector<std::size_t> even_cuts(std::size_t total, std::size_t size) {
   std::vector<std::size_t> cuts;
   for (std::size_t cut = 0; cut < total; cut += size) cuts.push_back(cut);
@@ -53,7 +53,7 @@ std::size_t total_bytes(const std::vector<ProductPart>& parts) {
   return total;
 }
 
-// The tiles that begin in each of the stretches of bytes between `cuts`, all parts one after another.
+// The tiles that begin between one of the `cuts` and the next, in bytes of all parts in a row.
 std::vector<TileItem> cut_tiles(const std::vector<ProductPart>& parts,
                                 const std::vector<std::size_t>& cuts) {
   std::vector<TileItem> items;

@@ -56,7 +56,7 @@ CLOSED = [
 ]
 OPEN = [
     OpenLoad("mixed", 0.8, "slowest"),
-    *(OpenLoad("mixed", share, "own") for share in (0.5, 0.7, 0.9, 1.1)),
+    *(OpenLoad("mixed", share, "own") for share in (0.6, 0.9, 1.1)),
 ]
 Load = ClosedLoad | OpenLoad
 LOADS: dict[str, Load] = {load.name: load for load in (*CLOSED, *OPEN)}

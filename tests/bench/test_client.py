@@ -145,6 +145,20 @@ def test_what_is_sent(api: str) -> None:
     assert b"\r\nAuthorization: Bearer secret\r\n" in server.requests[0]
 
 
+def test_an_address_keeps_its_query_and_no_header_can_be_smuggled_in() -> None:
+    async def talk(url: str) -> None:
+        await Client(Endpoint(url, "m"), 30).send(b"{}")
+
+    with canned(lambda connection, _: connection.sendall(SIZED) is None) as server:
+        address = server.url.replace("http://", "http://user:word@") + "?api-version=1"
+        asyncio.run(talk(address))
+    head = server.requests[0]
+    assert head.startswith(b"POST /v1/chat/completions?api-version=1 HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"word" not in head
+    with pytest.raises(ValueError, match="printable"):
+        Endpoint(server.url, "m", api_key="a\r\nX-Evil: 1")
+
+
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://x/v1", "http:///v1"])
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is no URL"):

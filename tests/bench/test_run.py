@@ -68,7 +68,7 @@ def test_an_open_loop_sends_by_the_clock_whatever_comes_back(url: str) -> None:
     assert numbered_through(recording)
     assert all(r.error is None for r in records)
     assert all(r.sent >= r.due for r in records)
-    assert recording.window.seconds >= 1.0
+    assert recording.window.seconds == pytest.approx(1.0)
     again = asyncio.run(run(plan(url, Gamma(100.0), seconds=1.0))).records[1:]
     start, other = (min(r.due for r in rs) for rs in (records, again))
     due = sorted(r.due - start for r in records)
@@ -93,6 +93,14 @@ def test_a_run_that_cannot_begin_says_why() -> None:
             with pytest.raises(BenchError, match="http_404: there is no model 'm'"):
                 carry_out(plan(server.url, Closed(2)))
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": 0.0}, {"seconds": float("nan")}, {"warmup": -1.0}, {"timeout": 0.0}]
+)
+def test_a_plan_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        plan("http://127.0.0.1:1/v1", Closed(1), **wrong)  # type: ignore[arg-type]
 
 
 def test_failures_within_a_run_are_all_accounted_for() -> None:

@@ -45,7 +45,7 @@ def test_times_are_of_pieces_with_text() -> None:
             [
                 event({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),
                 event(chat("Hel")),
-                event(chat("lo")) + event(chat(" you")),
+                event(chat("lo")) + event({"choices": None}) + event(chat(" you")),
                 event(chat(None, finish_reason="stop")) + event(USAGE) + DONE,
             ]
         )
@@ -97,6 +97,8 @@ def test_events_are_read_however_they_are_cut(cuts: list[int], end: bytes) -> No
         (reply_of([event({"error": {"message": "it broke"}})]), "in_stream", "it broke"),
         (reply_of([b"data: {nonsense\n\n"]), "not_json", "nonsense"),
         (reply_of([b"data: [1, 2]\n\n"]), "not_json", "object"),
+        (reply_of([b'data: {"error": ' + b"[" * 100_000 + b"\n\n"]), "not_json", "recursion"),
+        (reply_of([b"data: \xff\xfe\n\n"]), "not_json", "malformed"),
         (reply_of([event(chat("a"))]), "cut_off", "end mark"),
         (reply_of([DONE]), "no_tokens", "without any text"),
     ],

@@ -58,7 +58,7 @@ def test_no_two_loads_or_rounds_share_prompts(load: object) -> None:
 
 
 def test_open_loads_are_relative_to_a_capacity() -> None:
-    assert [arrivals(load, 10.0) for load in OPEN[:2]] == [Gamma(8.0), Gamma(5.0)]
+    assert [arrivals(load, 10.0) for load in OPEN[:2]] == [Gamma(8.0), Gamma(6.0)]
     assert arrivals(CLOSED[0], 0.0) == Closed(1)
 
 

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +243,7 @@ def test_a_start_that_cannot_be_says_why(tiny_chat_model: Path, tmp_path: Path) 
 def test_ctrl_c_while_loading(tiny_chat_model: Path) -> None:
     server = Server([str(tiny_chat_model), *OPTIONS])
     try:
-        time.sleep(0.8)
+        server.until_logged(": loading")
         server.signal(signal.SIGINT)
         assert server.wait(30) in (0, 130)
         assert "Traceback" not in server.log

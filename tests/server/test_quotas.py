@@ -149,11 +149,15 @@ def test_what_is_refused_costs_nothing() -> None:
 
 def test_quotas_that_change_keep_what_has_been_used() -> None:
     quotas = Quotas(MIDNIGHT)
-    use(quotas, tenant(requests_per_minute=60), 0)
-    more = tenant(requests_per_minute=120, tokens_per_minute=1000)
-    assert [limit.remaining for limit in quotas.limits(more, 0)] == [119, 1000]
+    old, more = tenant(requests_per_minute=60), tenant(requests_per_minute=120, tokens_per_day=1000)
+    use(quotas, old, 0)
+    use(quotas, more, 0)
+    assert [limit.remaining for limit in quotas.limits(more, 0)] == [118, 998]
+    # An answer to a request from before tells of what holds now, and changes nothing.
+    assert quotas.limits(old, 0) == quotas.limits(more, 0)
     less = tenant(requests_per_minute=6)
-    assert [limit.remaining for limit in quotas.limits(less, 0)] == [5]
+    use(quotas, less, 0)
+    assert [limit.remaining for limit in quotas.limits(less, 0)] == [3]
     none = tenant()
     assert quotas.limits(none, 0) == []
     use(quotas, none, 0, prompt=10**9)

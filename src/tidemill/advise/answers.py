@@ -13,6 +13,10 @@ from tidemill.advise.questions import BY_KEY, GPUS, QUESTIONS, SECTIONS, Questio
 from tidemill.records import dataclass
 
 
+# Most characters of an answers file: a thousand times what one needs.
+MAX_FILE = 1 << 20
+
+
 class AnswerError(ValueError):
     """An answer that cannot be, or two that contradict each other; names them as
     ``section.name``."""
@@ -93,6 +97,8 @@ def from_values(values: Mapping[str, Any], engines: Collection[str] = ()) -> Ans
 
 def read(text: str, where: str, engines: Collection[str] = ()) -> Answers:
     """Answers from TOML. Raises AnswerError that names ``where``."""
+    if len(text) > MAX_FILE:
+        raise AnswerError(f"{where}: more than {MAX_FILE} characters are no file of answers")
     try:
         table = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

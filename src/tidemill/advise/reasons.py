@@ -24,10 +24,10 @@ def of(choice: Choice, answers: Answers) -> list[str]:
             HARDWARE[kind] for kind in hardware_of(part, answers) if engine.has("hardware", kind)
         ]
         reads = FORMATS[answers.format]
-        how = "reads" if engine.has("formats", answers.format) else "takes, once converted,"
-        family = "" if answers.architecture == "other" else f", the family {answers.architecture}"
+        how = "reads" if engine.has("formats", answers.format) else "takes the model converted from"
         found.append(
-            f"{engine.name} passes every rule: it runs on {', '.join(runs)}, {how} {reads}{family}."
+            f"{engine.name} passes every rule: it runs on {', '.join(runs)}, {how} {reads}, and it "
+            f"has the architecture {answers.architecture}."
         )
     else:
         found.append(

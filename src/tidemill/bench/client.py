@@ -44,6 +44,8 @@ class Endpoint(msgspec.Struct, frozen=True):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{self.url!r} is no URL such as http://127.0.0.1:8000/v1")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("an API key has printable ASCII characters only")
 
     def body(self, prompt: Prompt) -> bytes:
         fields: dict[str, Any] = {"model": self.model, "stream": True}
@@ -102,9 +104,11 @@ class Client:
         self._timeout = timeout
         self._idle: list[_Connection] = []
         path = "/chat/completions" if endpoint.api == "chat" else "/completions"
+        target = parts.path.rstrip("/") + path + (f"?{parts.query}" if parts.query else "")
+        host = parts.netloc.rpartition("@")[2]
         key = f"Authorization: Bearer {endpoint.api_key}\r\n" if endpoint.api_key else ""
         self._head = (
-            f"POST {parts.path.rstrip('/')}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\n{key}"
+            f"POST {target} HTTP/1.1\r\nHost: {host}\r\n{key}"
             "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
         ).encode()
 

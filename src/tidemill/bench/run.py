@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import random
 import time
 from collections.abc import Iterable
@@ -47,6 +48,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 120.0
     watch: tuple[int, ...] = ()
     keep_text: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("seconds", 0.001), ("timeout", 0.001), ("warmup", 0), ("requests", 0)):
+            value = getattr(self, name)
+            if not least <= value < math.inf:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 class BenchError(Exception):
@@ -120,12 +127,13 @@ class _Run:
                     first = False
                     beginners -= 1
                     if not beginners:
-                        self._open()
+                        self._open(time.monotonic())
                 elif self._opened and not self._closed:
                     self._finished += 1
-                    lasted = time.monotonic() - self._opened
-                    if lasted >= self._plan.seconds and self._finished >= self._plan.requests:
-                        self._close()
+                    now = time.monotonic()
+                    long_enough = now - self._opened >= self._plan.seconds
+                    if long_enough and self._finished >= self._plan.requests:
+                        self._close(now)
                 if record.error is not None:
                     await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
@@ -138,7 +146,7 @@ class _Run:
         start = loop.time()
         opening = start + self._plan.warmup
         closing = opening + self._plan.seconds
-        loop.call_at(opening, self._open)
+        loop.call_at(opening, self._open, opening)
         async with asyncio.TaskGroup() as requests:
             for offset in offsets:
                 due = start + offset
@@ -148,7 +156,7 @@ class _Run:
                 await asyncio.sleep(due - loop.time())
                 requests.create_task(self._send(request, due))
             await asyncio.sleep(closing - loop.time())
-            self._close()
+            self._close(closing)
 
     def _next(self) -> _Request:
         index = next(self._numbers)
@@ -166,11 +174,11 @@ class _Run:
         self._records.append(record)
         return record
 
-    def _open(self) -> None:
+    def _open(self, now: float) -> None:
         self._meter = CpuMeter(self._plan.watch)
-        self._opened = time.monotonic()
+        self._opened = now
 
-    def _close(self) -> None:
-        self._closed = time.monotonic()
+    def _close(self, now: float) -> None:
+        self._closed = now
         self._client_cpu = self._meter.own()
         self._watched = self._meter.others()

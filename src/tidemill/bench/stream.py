@@ -55,7 +55,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
 
@@ -93,7 +93,7 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
             continue
         try:
             chunk = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             answer.error, answer.detail = "not_json", f"{error}: {_told(data)}"
             break
         if chunk.error is not None:
@@ -104,7 +104,7 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
             answer.output_tokens = usage.completion_tokens
             if usage.prompt_tokens_details is not None:
                 answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
-        for choice in chunk.choices:
+        for choice in chunk.choices or ():
             ended = ended or choice.finish_reason is not None
             text = choice.text or ""
             if (delta := choice.delta) is not None:

@@ -70,7 +70,8 @@ def advise(
         shares = scores.WEIGHTS if weights is None else scores.parse_weights(weights)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--weights") from None
-    answers = _answers(answers_file, defaults, tuple(engines))
+    candidates = tuple(id for id, engine in engines.items() if "component" not in engine.classes)
+    answers = _answers(answers_file, defaults, candidates)
     if write_answers is not None:
         from tidemill.advise.answers import write
 

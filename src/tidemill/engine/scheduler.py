@@ -47,7 +47,7 @@ GROWTH_FALL = 0.998  # factor per step
 LOOKAHEAD = 1024  # tokens ahead that the estimate cares about
 LEAST_CHUNK = 16  # prompt tokens of a step, whatever the target
 
-BRIEF_SECONDS = 30.0  # how long steps stay brief after an urgent request
+BRIEF_SECONDS = 60.0  # how long steps stay brief after an urgent request: a pause for thought
 BRIEF = 3.0  # length of a brief step, in those of a single decode
 LEAST_BRIEF = 4  # decodes and prompt tokens of a brief step, whatever it takes
 HEAD_START = 8  # steps for which an urgent decode seems to have waited longer than it has

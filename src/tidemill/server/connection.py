@@ -13,13 +13,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 MAX_HEAD = 64 << 10
 """Bytes of a request's line and header fields."""
 
+_LEAST_READ = 16 << 10
+"""Bytes of those waiting for it that a client must read within ``stall_seconds``."""
+
 
 class Connection(HttpToolsProtocol):
     """A connection that is ended at once, unsent data and all, when its client stalls.
 
     The head of a request must have arrived within ``stall_seconds`` of the connection's being made,
     and of having begun to arrive. Where so much has been written that the client is to read first,
-    it must have read within that time. A head of more than ``MAX_HEAD`` bytes is refused.
+    it must go on reading: a slow one may take its time, one that stands still may not. A head of
+    more than ``MAX_HEAD`` bytes is refused.
     """
 
     stall_seconds = 60.0
@@ -62,12 +66,22 @@ class Connection(HttpToolsProtocol):
             self.cycle.send = partial(_send_without_chunks, self.cycle)  # type: ignore[method-assign]
 
     def pause_writing(self) -> None:
-        self._write_timer = self._abort_later()
+        self._expect_reading()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         _cancel(self._write_timer)
         super().resume_writing()
+
+    def _expect_reading(self) -> None:
+        most = self.transport.get_write_buffer_size() - _LEAST_READ
+        self._write_timer = self.loop.call_later(self.stall_seconds, self._check_reading, most)
+
+    def _check_reading(self, most: int) -> None:
+        if self.transport.get_write_buffer_size() > most:
+            self.transport.abort()
+        else:
+            self._expect_reading()
 
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.stall_seconds, self.transport.abort)

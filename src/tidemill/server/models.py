@@ -431,6 +431,7 @@ class Models:
             if self._on_stage is not None:
                 self._on_stage(config.name, stage, fraction)
 
+        log.info("%s: loading", config.name)
         try:
             opened = await asyncio.to_thread(
                 open_model,

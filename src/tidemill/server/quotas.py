@@ -114,10 +114,13 @@ class Quotas:
     ) -> Reservation:
         """Set aside what a request may use: its prompts' tokens, and for each answer the most that
         it may have. Raises ApiError 429 if a quota is used up, 400 if it can never be enough."""
-        return self._ledger(tenant, now).reserve(prompt, outputs, now)
+        ledger = self._ledger(tenant, now)
+        ledger.follow(tenant, now)
+        return ledger.reserve(prompt, outputs, now)
 
     def limits(self, tenant: Tenant, now: float) -> list[Limit]:
-        """What there is to tell of the tenant's quotas; of those in tokens the tightest."""
+        """What there is to tell of the tenant's quotas; of those in tokens the tightest. They are
+        those of its last request: the ``tenant`` of an answer may be that of minutes ago."""
         return self._ledger(tenant, now).limits(now) if tenant.has_quotas else []
 
     def wall(self, now: float) -> float:
@@ -155,7 +158,7 @@ class Quotas:
         if ledger is None:
             ledger = self._ledgers[tenant.name] = _Ledger(tenant, self._epoch, now)
             ledger.today.saved = self._saved.get((tenant.name, ledger.today.day), 0)
-        ledger.follow(tenant, now)
+        ledger.pass_time(now)
         return ledger
 
 
@@ -173,7 +176,7 @@ class _Ledger:
         """Days that are over, of which something is not saved or not settled yet."""
 
     def follow(self, tenant: Tenant, now: float) -> None:
-        """The tenant as the keys have it now, and the day."""
+        """Take over the tenant's quotas as the keys have them now."""
         if tenant is not self._tenant:
             self._requests = _changed(
                 self._requests, tenant.requests_per_minute, tenant.burst_requests, now
@@ -182,6 +185,8 @@ class _Ledger:
                 self._tokens, tenant.tokens_per_minute, tenant.burst_tokens, now
             )
             self._tenant = tenant
+
+    def pass_time(self, now: float) -> None:
         for bucket in (self._requests, self._tokens):
             if bucket is not None:
                 bucket.refill(now)
@@ -214,7 +219,7 @@ class _Ledger:
         return Reservation(self, tokens, self.today.day)
 
     def settle(self, reservation: Reservation, now: float) -> None:
-        self.follow(self._tenant, now)
+        self.pass_time(now)
         self._running -= 1
         if self._tokens is not None:
             self._tokens.put(reservation.tokens - reservation.spent)
