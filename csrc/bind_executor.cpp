@@ -104,16 +104,18 @@ class PyExecutor {
   }
 
   void forward(nb::handle tokens, nb::handle positions, nb::handle query_starts,
-               nb::handle context_lens, nb::handle block_tables, nb::handle logit_rows) {
+               nb::handle context_lens, nb::handle block_tables, nb::handle logit_rows,
+               nb::handle hidden_rows) {
     const auto t = batch_field<1>(tokens, "tokens");
     const auto p = batch_field<1>(positions, "positions");
     const auto q = batch_field<1>(query_starts, "query_starts");
     const auto c = batch_field<1>(context_lens, "context_lens");
     const auto b = batch_field<2>(block_tables, "block_tables");
     const auto l = batch_field<1>(logit_rows, "logit_rows");
+    const auto h = batch_field<1>(hidden_rows, "hidden_rows");
     const BatchArrays batch = {t.data(), t.size(),     p.data(),   p.size(),   q.data(),
                                q.size(), c.data(),     c.size(),   b.data(),   b.shape(0),
-                               b.shape(1), l.data(), l.size()};
+                               b.shape(1), l.data(), l.size(),   h.data(), h.size()};
     nb::gil_scoped_release unlocked;
     const Busy busy(*this);
     executor_.forward(batch);
@@ -236,7 +238,10 @@ ProductInput product_input(const Executor& executor, const std::vector<ProductPa
 }  // namespace
 
 void bind_executor(nb::module_& m) {
-  nb::enum_<Domain>(m, "Domain").value("TOKENS", Domain::tokens).value("LOGITS", Domain::logits);
+  nb::enum_<Domain>(m, "Domain")
+      .value("TOKENS", Domain::tokens)
+      .value("SELECTED", Domain::selected)
+      .value("LOGITS", Domain::logits);
   nb::enum_<RowOpKind>(m, "RowOpKind")
       .value("COPY", RowOpKind::copy)
       .value("RMS_NORM", RowOpKind::rms_norm)
@@ -477,6 +482,12 @@ void bind_executor(nb::module_& m) {
           "softcap"_a, "window"_a)
       .def("set_logits",
            [](PyExecutor& self, const View& view) { self.executor().set_logits(view); }, "view"_a)
+      .def(
+          "set_hidden",
+          [](PyExecutor& self, const View& view, int width) {
+            self.executor().set_hidden(view, width);
+          },
+          "view"_a, "width"_a)
       .def_prop_ro("weight_bytes", [](PyExecutor& self) { return self.executor().weight_bytes(); })
       .def_prop_ro("kv_bytes", [](PyExecutor& self) { return self.executor().kv_bytes(); })
       .def_prop_ro("kv_block_bytes",
@@ -522,10 +533,11 @@ void bind_executor(nb::module_& m) {
       .def(
           "forward",
           [](nb::object self, nb::handle tokens, nb::handle positions, nb::handle query_starts,
-             nb::handle context_lens, nb::handle block_tables, nb::handle logit_rows) {
+             nb::handle context_lens, nb::handle block_tables, nb::handle logit_rows,
+             nb::handle hidden_rows) {
             auto& executor = nb::cast<PyExecutor&>(self);
             executor.forward(tokens, positions, query_starts, context_lens, block_tables,
-                             logit_rows);
+                             logit_rows, hidden_rows);
             const Executor& e = executor.executor();
             // The array keeps the executor alive, so that a late look never reads freed memory.
             return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
@@ -534,7 +546,19 @@ void bind_executor(nb::module_& m) {
                 {e.logits_stride(), 1});
           },
           "tokens"_a.none(), "positions"_a.none(), "query_starts"_a.none(),
-          "context_lens"_a.none(), "block_tables"_a.none(), "logit_rows"_a.none())
+          "context_lens"_a.none(), "block_tables"_a.none(), "logit_rows"_a.none(),
+          "hidden_rows"_a.none())
+      .def(
+          "hidden",
+          [](nb::object self) {
+            const Executor& e = nb::cast<PyExecutor&>(self).executor();
+            return nb::ndarray<nb::numpy, const float, nb::ndim<2>>(
+                e.hidden(),
+                {static_cast<std::size_t>(e.n_hidden()),
+                 static_cast<std::size_t>(e.hidden_width())},
+                self, {e.hidden_stride(), 1});
+          },
+          "The hidden states that the last step was asked for, in the order of hidden_rows.")
       .def("copy_blocks", &PyExecutor::copy_blocks, "pairs"_a)
       .def("read_block", &PyExecutor::read_block, "block"_a, "data"_a.noconvert())
       .def("write_block", &PyExecutor::write_block, "block"_a, "data"_a.noconvert())

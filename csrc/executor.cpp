@@ -148,7 +148,8 @@ void Executor::unmap_weights() {
 
 void Executor::allocate() {
   if (team_) throw std::logic_error("allocate() was called twice");
-  check_view(logits_, limits_.max_logits, vocab_size_);
+  check_view(logits_, limits_.rows(Domain::logits), vocab_size_);
+  check_view(hidden_, limits_.rows(Domain::selected), hidden_width_);
   if (mapped_weights_.data() == nullptr) weights_ = AlignedBuffer(weight_bytes());
   // Every layer's part is touched from its beginning on, a few kilobytes a token: in huge pages a
   // short sequence would hold two megabytes of each.
@@ -157,6 +158,7 @@ void Executor::allocate() {
   partial_offset_ = align_up(shared_values_);
   seconds_.assign(instructions_.size(), 0.0);
   tiles_.reserve(static_cast<std::size_t>(limits_.max_tokens));
+  selected_rows_.reserve(static_cast<std::size_t>(limits_.rows(Domain::selected)));
   team_ = std::make_unique<Team>(limits_.threads);
 }
 
@@ -207,6 +209,12 @@ void Executor::check(const BatchArrays& b) const {
     reject("batch.logit_rows asks for " + std::to_string(b.n_logit_rows) +
            " rows; this runner gives at most " + text(limits_.max_logits));
   }
+  const auto most = static_cast<std::size_t>(limits_.rows(Domain::selected));
+  if (b.n_hidden_rows > most - b.n_logit_rows) {
+    reject("batch.hidden_rows asks for " + std::to_string(b.n_hidden_rows) + " rows beside " +
+           std::to_string(b.n_logit_rows) + " logit rows; this runner gives at most " +
+           std::to_string(most) + " together");
+  }
   if (b.n_positions != n) {
     reject("batch.positions has " + std::to_string(b.n_positions) + " entries for " +
            std::to_string(n) + " tokens");
@@ -224,12 +232,16 @@ void Executor::check(const BatchArrays& b) const {
              "; the vocabulary has " + text(vocab_size_) + " tokens");
     }
   }
-  for (std::size_t i = 0; i < b.n_logit_rows; ++i) {
-    if (b.logit_rows[i] < 0 || b.logit_rows[i] >= static_cast<std::int32_t>(n)) {
-      reject("batch.logit_rows has " + text(b.logit_rows[i]) + ", the batch rows 0 to " +
-             std::to_string(n - 1));
+  const auto check_rows = [&](const char* name, const std::int32_t* rows, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (rows[i] < 0 || rows[i] >= static_cast<std::int32_t>(n)) {
+        reject("batch." + std::string(name) + " has " + text(rows[i]) + ", the batch rows 0 to " +
+               std::to_string(n - 1));
+      }
     }
-  }
+  };
+  check_rows("logit_rows", b.logit_rows, b.n_logit_rows);
+  check_rows("hidden_rows", b.hidden_rows, b.n_hidden_rows);
   for (std::size_t s = 0; s < sequences; ++s) {
     const std::int32_t begin = b.query_starts[s];
     const std::int32_t end = b.query_starts[s + 1];
@@ -269,6 +281,9 @@ void Executor::check(const BatchArrays& b) const {
 void Executor::prepare(const BatchArrays& b) {
   step_.n_tokens = static_cast<int>(b.n_tokens);
   step_.n_sequences = static_cast<int>(b.n_context_lens);
+  selected_rows_.assign(b.logit_rows, b.logit_rows + b.n_logit_rows);
+  selected_rows_.insert(selected_rows_.end(), b.hidden_rows, b.hidden_rows + b.n_hidden_rows);
+  step_.n_selected = static_cast<int>(selected_rows_.size());
   step_.n_logits = static_cast<int>(b.n_logit_rows);
   step_.tokens = b.tokens;
   step_.positions = b.positions;
@@ -276,8 +291,8 @@ void Executor::prepare(const BatchArrays& b) {
   step_.context_lens = b.context_lens;
   step_.block_tables = b.block_tables;
   step_.table_width = static_cast<int>(b.table_width);
-  step_.logit_rows = b.logit_rows;
-  step_.small = step_.n_tokens <= limits_.small_rows;
+  step_.selected_rows = selected_rows_.data();
+  step_.small = std::max(step_.n_tokens, step_.n_selected) <= limits_.small_rows;
   step_.single_rows = step_.n_tokens == step_.n_sequences;
   step_.shared = scratch_.data();
   step_.weights = image();
@@ -344,6 +359,11 @@ void Executor::forward(const BatchArrays& batch) {
 
 const float* Executor::logits() const {
   return reinterpret_cast<const float*>(scratch_.data() + logits_.offset);
+}
+
+const float* Executor::hidden() const {
+  return reinterpret_cast<const float*>(scratch_.data() + hidden_.offset) +
+         step_.n_logits * hidden_.stride;
 }
 
 void Executor::check_block(std::int64_t block) const {

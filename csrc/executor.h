@@ -1,7 +1,7 @@
 // Runs a compiled program: one call is a whole forward step over a mixed batch.
 //
 // A program arrives as a flat list of instructions over three memories:
-//   shared    values that every thread may read, one row per token (or per logit row);
+//   shared    values that every thread may read, one row per token (or per selected or logit row);
 //   replicas  one small copy per thread of quantised activations: in a step of few rows each
 //             thread norms and quantises for itself, which is cheaper than meeting at a barrier;
 //   scratch   what one thread needs inside one instruction.
@@ -10,6 +10,7 @@
 // Every size is known before anything is allocated.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -27,8 +28,9 @@
 
 namespace tidemill {
 
-// What a row of a value stands for.
-enum class Domain : int { tokens = 0, logits = 1 };
+// What a row of a value stands for: a token of the batch; one of those that logits or hidden states
+// are wanted of; one that logits are wanted of. The logit rows are the first of the selected ones.
+enum class Domain : int { tokens, selected, logits };
 
 // A value in shared memory: its first byte and the floats from one row to the next.
 struct View {
@@ -47,6 +49,7 @@ struct QueryTile {
 struct Step {
   int n_tokens = 0;
   int n_sequences = 0;
+  int n_selected = 0;
   int n_logits = 0;
   const std::int32_t* tokens = nullptr;
   const std::int32_t* positions = nullptr;
@@ -54,7 +57,7 @@ struct Step {
   const std::int32_t* context_lens = nullptr;
   const std::int32_t* block_tables = nullptr;
   int table_width = 0;
-  const std::int32_t* logit_rows = nullptr;
+  const std::int32_t* selected_rows = nullptr;  // logit rows, then hidden rows
 
   bool small = false;        // few rows: threads quantise for themselves
   bool single_rows = false;  // every sequence has one new token
@@ -67,7 +70,9 @@ struct Step {
   float* partials = nullptr;  // per-span attention states of contexts split over threads
   const KernelTable* kernels = nullptr;
 
-  int rows(Domain domain) const { return domain == Domain::tokens ? n_tokens : n_logits; }
+  int rows(Domain domain) const {
+    return domain == Domain::tokens ? n_tokens : domain == Domain::selected ? n_selected : n_logits;
+  }
   float* row(const View& view, int r) const {
     return reinterpret_cast<float*>(shared + view.offset) + r * view.stride;
   }
@@ -105,7 +110,11 @@ struct Limits {
   int block_size = 0;
   KvType kv_type = KvType::f16;
 
-  int rows(Domain domain) const { return domain == Domain::tokens ? max_tokens : max_logits; }
+  int rows(Domain domain) const {
+    return domain == Domain::tokens     ? max_tokens
+           : domain == Domain::selected ? std::max(max_tokens, max_logits)
+                                        : max_logits;
+  }
 };
 
 class Instruction {
@@ -189,6 +198,8 @@ struct BatchArrays {
   std::size_t n_tables, table_width;
   const std::int32_t* logit_rows;
   std::size_t n_logit_rows;
+  const std::int32_t* hidden_rows;
+  std::size_t n_hidden_rows;
 };
 
 class Executor {
@@ -209,6 +220,11 @@ class Executor {
   int add_kv_layer(int n_kv_heads, int head_dim, bool windowed);
   void add(std::unique_ptr<Instruction> instruction, bool barrier_large, bool barrier_small);
   void set_logits(const View& view) { logits_ = view; }
+  // The final hidden state of `width` floats, by selected row.
+  void set_hidden(const View& view, int width) {
+    hidden_ = view;
+    hidden_width_ = width;
+  }
   // Room for at least `floats` floats at Step::partials, shared by all attention instructions.
   void reserve_partials(std::size_t floats);
 
@@ -241,11 +257,16 @@ class Executor {
   void load_table(int table, const std::uint8_t* stored);
 
   // ---- running
-  // Runs a step; logits are at logits() until the next call. Throws std::invalid_argument, before
-  // anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
+  // Runs a step; logits() and hidden() are good until the next call. Throws std::invalid_argument,
+  // before anything has changed, if the batch breaks the contract of tidemill.backends.base.Batch.
   void forward(const BatchArrays& batch);
   const float* logits() const;
   std::ptrdiff_t logits_stride() const { return logits_.stride; }
+  // The hidden states that the last step was asked for, and how many they are.
+  const float* hidden() const;
+  int n_hidden() const { return step_.n_selected - step_.n_logits; }
+  int hidden_width() const { return hidden_width_; }
+  std::ptrdiff_t hidden_stride() const { return hidden_.stride; }
   // Throws std::invalid_argument unless this is a KV block of this executor.
   void check_block(std::int64_t block) const;
   void copy_block(int source, int destination);
@@ -306,6 +327,8 @@ class Executor {
   std::vector<KvLayer> kv_layers_;
   std::vector<std::unique_ptr<Instruction>> instructions_;
   View logits_;
+  View hidden_;
+  int hidden_width_ = 0;
 
   AlignedBuffer weights_;        // or
   FileMapping mapped_weights_;
@@ -314,6 +337,7 @@ class Executor {
   std::unique_ptr<Team> team_;
   Step step_;
   std::vector<QueryTile> tiles_;
+  std::vector<std::int32_t> selected_rows_;
   bool profiling_ = false;
   std::vector<double> seconds_;
 };

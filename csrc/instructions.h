@@ -31,7 +31,7 @@ struct Blocks {
 // ---- rows
 
 // A value of a RowChain, by row: an input, an output, or something in between that lives in the
-// thread's scratch memory. A gathered input is read at the row that a logit row stands for.
+// thread's scratch memory. A gathered input is read at the token that a row stands for.
 struct Slot {
   int width = 0;
   bool is_shared = false;  // lies at `view`; otherwise in scratch
@@ -119,7 +119,7 @@ struct ProductPart {
 };
 
 // What a product reads, as the types of its matrices need it: quantised rows, or floats; `gather`
-// reads floats at the rows that logit rows stand for.
+// reads floats at the tokens that rows stand for.
 struct ProductInput {
   std::optional<Blocks> quantized;
   View floats;

@@ -166,7 +166,7 @@ void Product::multiply(const Step& step, const Worker& worker, const TileRange& 
   } else if (x_.gather) {
     product.floats = step.row(x_.floats, 0);
     product.x_stride = x_.floats.stride;
-    product.x_rows = step.logit_rows + row;
+    product.x_rows = step.selected_rows + row;
   } else {
     product.floats = step.row(x_.floats, row);
     product.x_stride = x_.floats.stride;
@@ -300,7 +300,7 @@ void ExpertProduct::run(const Step& step, Worker& worker) {
     for (int j = 0; j < k_; ++j) {
       const int at = start[expert_of(r, j)]++;
       out_rows[at] = r * k_ + j;
-      const int source = x_.gather ? step.logit_rows[r] : r;
+      const int source = x_.gather ? step.selected_rows[r] : r;
       x_rows[at] = per_expert_ ? source * k_ + j : source;
     }
   }

@@ -47,7 +47,7 @@ void RowChain::run(const Step& step, Worker& worker) {
     for (std::size_t i = 0; i < slots_.size(); ++i) {
       const Slot& slot = slots_[i];
       at[i] = slot.is_input || (slot.is_shared && writes)
-                  ? step.row(slot.view, slot.gather ? step.logit_rows[row] : row)
+                  ? step.row(slot.view, slot.gather ? step.selected_rows[row] : row)
                   : scratch + scratch_offset_[i];
     }
     run_row(step, worker, row, at);
@@ -109,7 +109,7 @@ void RowChain::run_row(const Step& step, const Worker& worker, int row, float* c
         }
         break;
       case RowOpKind::rope: {
-        const int source = domain_ == Domain::logits ? step.logit_rows[row] : row;
+        const int source = domain_ == Domain::tokens ? row : step.selected_rows[row];
         for (int h = 0; h < op.heads; ++h) {
           rotate_head(step, rope_tables_[i], source, x + h * op.width, op.width,
                       out + h * op.width);

@@ -103,7 +103,11 @@ def _line(server: str, runs: Sequence[Run]) -> str:
         if not found:
             continue
         cell = f"{name} {show(statistics.median(found))}"
-        pairs = [(value(base[i]), value(run)) for i, run in mine.items() if i in base]
+        # Latencies are compared at the same rate only.
+        pairs = [
+            (value(base[i]), value(run)) for i, run in mine.items()
+            if i in base and (name == "output" or base[i].rate == run.rate)
+        ]  # fmt: skip
         ratios = [a / b for a, b in pairs if a is not None and b]
         if server != BASE and ratios:
             cell += f" [{statistics.median(ratios):.2f}x ({min(ratios):.2f}, {max(ratios):.2f})]"

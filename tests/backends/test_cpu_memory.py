@@ -121,13 +121,15 @@ def test_threads_meet_five_times_a_layer(tmp_path: Path) -> None:
     assert large == 8 * n_layers + 1
 
 
-def test_only_logit_rows_are_computed_after_the_last_attention(tmp_path: Path) -> None:
+def test_only_wanted_rows_are_computed_after_the_last_attention(tmp_path: Path) -> None:
     llama = next(case for case in CASES if case.name == "llama")
     instructions = lowered(llama, tmp_path).instructions
     last = max(i for i, x in enumerate(instructions) if isinstance(x, Attention))
     for index, instruction in enumerate(instructions):
         if isinstance(instruction, Product | RowChain):
-            wanted = "logits" if index > last else "tokens"
+            wanted = "selected" if index > last else "tokens"
+            if instruction is instructions[-1]:  # the output product
+                wanted = "logits"
             assert instruction.domain == wanted
 
 
@@ -145,6 +147,7 @@ def test_rows_stay_with_their_thread_but_not_across_buffers() -> None:
             chain([Slot(4, whole[1], is_input=True, gather=True), Slot(4, whole[2])]),
         ),
         whole[2],
+        whole[2],
     )
     barriers = map_memory(program, SIZES).barriers
     # Same rows; then rows of other threads.
@@ -156,6 +159,8 @@ def test_replicated_chains_read_what_all_threads_have_written() -> None:
     place = Place(a, 0, 32)
     blocks = Blocks("tokens", 32, replicated=True)
     program = Lowered(
-        (EmbedRows("e", place, 1.0), chain([Slot(32, place, is_input=True)], [blocks])), place
+        (EmbedRows("e", place, 1.0), chain([Slot(32, place, is_input=True)], [blocks])),
+        place,
+        place,
     )
     assert map_memory(program, SIZES).barriers == ((False, False), (False, True))

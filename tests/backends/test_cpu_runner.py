@@ -29,7 +29,7 @@ from tidemill.weights.mapped import release_files
 # The package's name `build` is the function in it.
 build_module = importlib.import_module("tidemill.backends.cpu.build")
 
-GOOD = make_batch([Chunk([5, 6, 7], 0, [3]), Chunk([8], 9, [0, 1])], [2, 3])
+GOOD = make_batch([Chunk([5, 6, 7], 0, [3]), Chunk([8], 9, [0, 1])], [2, 3], [0, 3])
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too many logit rows": ({"logit_rows": i32(0, 1, 2, 3)}, "asks for 4"),
     "logit row past the batch": ({"logit_rows": i32(4)}, "logit_rows has 4"),
     "negative logit row": ({"logit_rows": i32(-1)}, "logit_rows has -1"),
+    "too many rows together": ({"hidden_rows": i32(*[1] * 7)}, "asks for 7 rows beside 2"),
+    "hidden row past the batch": ({"hidden_rows": i32(4)}, "hidden_rows has 4"),
+    "negative hidden row": ({"hidden_rows": i32(-1)}, "hidden_rows has -1"),
+    "float hidden rows": ({"hidden_rows": np.zeros(1, np.float32)}, "hidden_rows must be"),
 }
 
 
@@ -118,18 +122,21 @@ arrays = st.lists(small, max_size=9).map(lambda v: np.array(v, np.int32))
 
 @settings(derandomize=True, max_examples=300, deadline=None)
 @given(
-    tokens=arrays, positions=arrays, starts=arrays, lens=arrays, rows=arrays,
+    tokens=arrays, positions=arrays, starts=arrays, lens=arrays, rows=arrays, hidden=arrays,
     table=st.tuples(st.integers(0, 3), st.integers(0, 3), st.randoms(use_true_random=False)),
 )  # fmt: skip
-def test_any_arrays_are_run_or_refused(runner, tokens, positions, starts, lens, rows, table):
+def test_any_arrays_are_run_or_refused(
+    runner, tokens, positions, starts, lens, rows, hidden, table
+):
     n, width, random = table
     blocks = np.array([[random.randint(-1, 4) for _ in range(width)] for _ in range(n)], np.int32)
-    batch = Batch(tokens, positions, starts, lens, blocks.reshape(n, width), rows)
+    batch = Batch(tokens, positions, starts, lens, blocks.reshape(n, width), rows, hidden)
     try:
         logits = runner.forward(batch)
     except ValueError:
         return
     assert logits.shape == (len(rows), 96)
+    assert runner.hidden().shape == (len(hidden), 64)
 
 
 @settings(derandomize=True, max_examples=200, deadline=None)

@@ -13,11 +13,11 @@ from tidemill.bench.measures import Summary
 from tidemill.bench.statistics import Estimate
 
 
-def run(server: str, round_: int, rate: float, ttft: float, **more: object) -> Run:
+def run(server: str, round_: int, output: float, ttft: float, **more: object) -> Run:
     latency = {"ttft": {share: Estimate(ttft, ttft, ttft) for share in ("p50", "p99")}}
     summary = Summary(
         seconds=5.0, requests=10, good=10, errors={}, examples={}, unfinished=0, latency=latency,
-        delay_p99=0.001, output_rate=rate, prompt_rate=0.0, request_rate=1.0,
+        delay_p99=0.001, output_rate=output, prompt_rate=0.0, request_rate=1.0,
         mean_prompt_tokens=50.0, mean_output_tokens=60.0, cached_share=0.0, goodput=None,
         attained=None, counted=True, client_share=0.01, watched={7: 1.0, 8: 9.0}, invalid=None,
     )  # fmt: skip
@@ -36,6 +36,12 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert "front end 10.0% of CPU" in said
     assert "llama-server: lost 2 of 20" in said
     assert "tidemill: lost 0 of 20" in said
+
+
+def test_latencies_at_different_rates_are_not_compared() -> None:
+    said = text([run("tidemill", 0, 100, 0.1, rate=9.0), run("llama-server", 0, 50, 0.4, rate=3.0)])
+    assert "[2.00x" in said
+    assert "TTFT p99 400 ms [" not in said
 
 
 def test_what_could_not_be_run_is_in_the_table() -> None:

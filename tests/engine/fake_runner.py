@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tidemill.backends.base import Batch, KVCacheSpec
 
 UNWRITTEN = -7
+WIDTH = 6  # of hidden states
 
 
 class FakeRunner:
@@ -54,12 +55,20 @@ class FakeRunner:
         self.tokens_computed = 0
         self._blocks = np.full((n_blocks, block_size), UNWRITTEN, np.int32)
         self._rows = np.random.default_rng(7).standard_normal((8192, vocab_size), np.float32) * 3
+        self._states = np.random.default_rng(8).standard_normal((8192, WIDTH), np.float32)
+        self._hidden = np.empty((0, WIDTH), np.float32)
 
     def logits_after(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """The model itself: float32 (vocab_size,) after ``tokens``."""
         if self.window is not None:
             tokens = tokens[-self.window :]
         return self._rows[zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % len(self._rows)]
+
+    def hidden_after(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The hidden state of the last of ``tokens``, float32 (WIDTH,)."""
+        if self.window is not None:
+            tokens = tokens[-self.window :]
+        return self._states[zlib.crc32(np.asarray(tokens, np.int32).tobytes()) % len(self._states)]
 
     def greedy(
         self, prompt: Sequence[int], n: int, stop: frozenset[int] = frozenset()
@@ -99,13 +108,25 @@ class FakeRunner:
         for s in range(len(starts) - 1):
             n_blocks = -(-int(batch.context_lens[s]) // size)
             contents.append(self._blocks[batch.block_tables[s, :n_blocks]].reshape(-1))
+
+        def before(row: int) -> npt.NDArray[np.int32]:
+            s = int(np.searchsorted(starts, row, side="right")) - 1
+            return contents[s][: batch.positions[row] + 1]
+
+        self._hidden = np.empty((len(batch.hidden_rows), WIDTH), np.float32)
+        for i, row in enumerate(batch.hidden_rows):
+            self._hidden[i] = self.hidden_after(before(row))
+            if self.nan_after is not None and batch.tokens[row] == self.nan_after:
+                self._hidden[i, 3] = np.nan
         logits = np.empty((len(batch.logit_rows), self.vocab_size), np.float32)
         for i, row in enumerate(batch.logit_rows):
-            s = int(np.searchsorted(starts, row, side="right")) - 1
-            logits[i] = self.logits_after(contents[s][: batch.positions[row] + 1])
+            logits[i] = self.logits_after(before(row))
             if self.nan_after is not None and batch.tokens[row] == self.nan_after:
                 logits[i, 3] = np.nan
         return logits
+
+    def hidden(self) -> npt.NDArray[np.float32]:
+        return self._hidden
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if self.fail_copies:
@@ -141,7 +162,7 @@ class FakeRunner:
         n, n_sequences = len(batch.tokens), len(batch.context_lens)
         for array in (
             batch.tokens, batch.positions, batch.query_starts, batch.context_lens,
-            batch.block_tables, batch.logit_rows,
+            batch.block_tables, batch.logit_rows, batch.hidden_rows,
         ):  # fmt: skip
             assert array.dtype == np.int32
         assert 1 <= n <= self.max_batch_tokens
@@ -150,8 +171,9 @@ class FakeRunner:
         assert batch.query_starts.shape == (n_sequences + 1,)
         assert batch.query_starts[0] == 0
         assert batch.query_starts[-1] == n
-        assert len(set(batch.logit_rows.tolist())) == len(batch.logit_rows)
-        assert all(0 <= row < n for row in batch.logit_rows)
+        selected = [*batch.logit_rows.tolist(), *batch.hidden_rows.tolist()]
+        assert len(set(selected)) == len(selected)
+        assert all(0 <= row < n for row in selected)
         assert all(0 <= token < self.vocab_size for token in batch.tokens)
         written: list[int] = []
         read: set[int] = set()

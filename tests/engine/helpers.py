@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.base import (
+    NO_OUTPUT,
+    EmbeddingEvent,
     EngineConfig,
     ErrorEvent,
     Event,
@@ -16,6 +21,7 @@ from tidemill.engine.base import (
 )
 from tidemill.engine.engine import Engine
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 
 
 @dataclass
@@ -30,6 +36,7 @@ class Sample:
 class Result:
     samples: dict[int, Sample] = field(default_factory=dict)
     prompt: PromptEvent | None = None
+    embedding: npt.NDArray[np.float32] | None = None
     error: ErrorEvent | None = None
 
     @property
@@ -54,6 +61,10 @@ class Collector:
             result = self.results.setdefault(event.request_id, Result())
             assert result.error is None, f"{event} follows an error"
             match event:
+                case EmbeddingEvent():
+                    assert not result.samples
+                    assert result.prompt is not None
+                    result.embedding = event.vector
                 case ErrorEvent():
                     result.error = event
                 case PromptEvent():
@@ -120,6 +131,12 @@ def request(
     params.setdefault("temperature", 0.0)
     params.setdefault("max_tokens", 16)
     return Request(id, tuple(prompt), SamplingParams(**params), priority=priority, salt=salt)
+
+
+def embedding(
+    id: str, prompt: Iterable[int], pooling: Pooling = "mean", *, priority: int = 0, salt: str = ""
+) -> Request:
+    return Request(id, tuple(prompt), NO_OUTPUT, priority=priority, salt=salt, pooling=pooling)
 
 
 def make_engine(

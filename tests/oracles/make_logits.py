@@ -4,7 +4,8 @@
     python tests/oracles/make_logits.py --check    # recompute and compare, write nothing
 
 Needs torch, transformers (5 or later) and safetensors. Each model is written to a folder, loaded
-by ``from_pretrained`` in float32, and run once over all tokens; a few rows of logits are kept.
+by ``from_pretrained`` in float32, and run once over all tokens; a few rows of logits are kept, and
+the mean of the last hidden states and the last of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from support.tiny_models import (
     FIXTURES,
     TinyCase,
     expected,
+    expected_pooled,
     relative_error,
     rows_of,
     tokens_of,
@@ -32,8 +34,8 @@ from support.tiny_models import (
 )
 
 
-def logits_of(case: TinyCase) -> np.ndarray:
-    """Logits (R, vocab) of the recorded rows."""
+def results_of(case: TinyCase) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Logits (R, vocab) of the recorded rows; the pooled hidden states (d_model,) by way."""
     with tempfile.TemporaryDirectory() as folder:
         write_folder(case, Path(folder))
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
@@ -49,7 +51,12 @@ def logits_of(case: TinyCase) -> np.ndarray:
     with torch.no_grad():
         ids = torch.tensor(tokens_of(case)[None].astype(np.int64))
         logits = model(ids, use_cache=False).logits[0].float().numpy()
-    return logits[rows_of(case)]
+        states = model.base_model(ids, use_cache=False).last_hidden_state[0].double().numpy()
+    return logits[rows_of(case)], {"mean": states.mean(axis=0), "last": states[-1]}
+
+
+def _digits(row: np.ndarray) -> list[float]:
+    return [float(f"{x:.7g}") for x in row]
 
 
 def main() -> None:
@@ -64,9 +71,11 @@ def main() -> None:
     for case in CASES:
         if arguments.cases and case.name not in arguments.cases:
             continue
-        logits = logits_of(case)
+        logits, pooled = results_of(case)
         if arguments.check:
             error = relative_error(logits, expected(case)[2])
+            for way, vector in expected_pooled(case).items():
+                error = max(error, relative_error(pooled[way], vector))
             worst = max(worst, error)
             print(f"{case.name:20} differs by {error:.1e}")
             continue
@@ -74,7 +83,8 @@ def main() -> None:
             "made_with": f"transformers {transformers.__version__}, torch {torch.__version__}",
             "tokens": tokens_of(case).tolist(),
             "rows": rows_of(case),
-            "logits": [[float(f"{x:.7g}") for x in row] for row in logits],
+            "logits": [_digits(row) for row in logits],
+            "pooled": {way: _digits(vector) for way, vector in pooled.items()},
         }
         FIXTURES.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, separators=(",", ":")).replace("],[", "],\n[")

@@ -18,9 +18,10 @@ from support.soaking import Crowd, Held, slope
 
 REQUESTS = int(os.environ.get("TIDEMILL_SOAK_REQUESTS", "400"))
 ROUNDS = 10
-# What one request may leave behind on average: caches are full after the first rounds. Less than a
-# tenth of the smallest thing that is kept for a request, were it forgotten: its mailbox and events.
-BYTES_A_REQUEST = 256
+# By how much a process may grow for each request of the second half. No object stays, but the C
+# library's heap still spreads a little: 0.4 KiB a request after 10,000, and less and less. What is
+# kept for one request (its prompt, tokens, events, text) has several KiB.
+BYTES_A_REQUEST = 1024
 
 
 def new_key(file: Path, name: str) -> str:
@@ -36,17 +37,10 @@ def test_a_crowd(tiny_chat_model: Path, tmp_path: Path) -> None:
     """Every request is accounted for; texts are right; what is held comes back to what it was."""
     file = tmp_path / "keys.toml"
     keys = [new_key(file, name) for name in ("first", "second", "third")]
-    arguments = (
-        "--name",
-        "tiny",
-        "--threads",
-        "1",
-        "--max-sequences",
-        "8",
-        "--kv-memory",
-        "700000",
-    )
-    with serving(str(tiny_chat_model), *arguments, "--api-key-file", str(file)) as server:
+    arguments = ("--name", "tiny", "--threads", "1", "--max-sequences", "8")
+    with serving(
+        str(tiny_chat_model), *arguments, "--kv-memory", "400000", "--api-key-file", str(file)
+    ) as server:
         server.key = keys[0]
         (worker,) = server.workers()
         processes = (server.process.pid, worker)
@@ -67,9 +61,11 @@ def test_a_crowd(tiny_chat_model: Path, tmp_path: Path) -> None:
         for pid in processes:
             held = Held.by(pid)
             assert held.files <= before[pid].files + 2
-            assert held.threads <= before[pid].threads + 1
+            # asyncio's pool of threads grows when it is needed, up to its bound.
+            assert held.threads <= before[pid].threads + min(32, 4 + (os.cpu_count() or 1))
             if REQUESTS >= 10_000:
-                assert slope(points[pid][3:]) < BYTES_A_REQUEST
+                assert slope(points[pid][ROUNDS // 2 :]) < BYTES_A_REQUEST
         assert total == REQUESTS
         assert server.workers() == [worker]
+        print(f"{server.metric('vllm:num_preemptions_total'):.0f} preemptions")
         assert "failed" not in server.log

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.engine.base import (
+    NO_OUTPUT,
+    EmbeddingEvent,
     EngineStats,
     ErrorEvent,
     Event,
@@ -62,6 +65,18 @@ def test_events_arrive_as_they_were_in_any_chunks(
         sent = sent[n:]
     assert [[unpack_event(e) for e in frame[2]] for frame in arrived] == batches
     assert all(frame[:2] == [Kind.EVENTS, 1.5] for frame in arrived)
+
+
+def test_an_embedding_and_its_request_arrive_as_they_were() -> None:
+    request = Request("id", (1, 2), NO_OUTPUT, pooling="last")
+    assert unpack_request(pack_request(request)) == request
+    vector = np.array([0.1, -np.pi, 1e-30, 3e38], np.float32)
+    frame = encode(Kind.EVENTS, 1.5, [pack_event(EmbeddingEvent("id", vector))])
+    ((_, _, (packed,)),) = Frames().feed(frame)
+    event = unpack_event(packed)
+    assert isinstance(event, EmbeddingEvent)
+    assert event.request_id == "id"
+    assert event.vector.tobytes() == vector.tobytes()
 
 
 def test_a_request_arrives_as_it_was() -> None:

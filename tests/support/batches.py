@@ -20,7 +20,11 @@ class Chunk:
     blocks: Sequence[int]
 
 
-def make_batch(chunks: Sequence[Chunk], logit_rows: Iterable[int] | None = None) -> Batch:
+def make_batch(
+    chunks: Sequence[Chunk],
+    logit_rows: Iterable[int] | None = None,
+    hidden_rows: Iterable[int] = (),
+) -> Batch:
     """One step over these chunks; logits of every row unless ``logit_rows`` says which."""
     tokens = [token for chunk in chunks for token in chunk.tokens]
     width = max(len(chunk.blocks) for chunk in chunks)
@@ -38,6 +42,7 @@ def make_batch(chunks: Sequence[Chunk], logit_rows: Iterable[int] | None = None)
         logit_rows=np.asarray(
             range(len(tokens)) if logit_rows is None else list(logit_rows), np.int32
         ),
+        hidden_rows=np.asarray(list(hidden_rows), np.int32),
     )
 
 
@@ -60,6 +65,22 @@ def run_tokens(
     for size in chunk_sizes:
         batch = make_batch([Chunk(ids[past : past + size], past, blocks)])
         pieces.append(np.array(runner.forward(batch)))
+        past += size
+    assert past == len(ids), "the chunks must cover the tokens"
+    return np.concatenate(pieces)
+
+
+def run_hidden(
+    runner: Runner, tokens: Sequence[int] | npt.NDArray[np.int32], chunk_sizes: Iterable[int]
+) -> npt.NDArray[np.float32]:
+    """Hidden states (T, d_model) of every token, computed as ``run_tokens`` does; no logits."""
+    ids = [int(token) for token in tokens]
+    blocks = scattered_blocks(len(ids), runner)
+    pieces, past = [], 0
+    for size in chunk_sizes:
+        batch = make_batch([Chunk(ids[past : past + size], past, blocks)], [], range(size))
+        assert runner.forward(batch).shape == (0, runner.vocab_size)
+        pieces.append(np.array(runner.hidden()))
         past += size
     assert past == len(ids), "the chunks must cover the tokens"
     return np.concatenate(pieces)

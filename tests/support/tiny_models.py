@@ -372,6 +372,12 @@ def expected(case: TinyCase) -> tuple[npt.NDArray[np.int32], list[int], Floats]:
     return np.asarray(record["tokens"], np.int32), record["rows"], logits
 
 
+def expected_pooled(case: TinyCase) -> dict[str, Floats]:
+    """The recorded last hidden states of all tokens, pooled: (d_model,) by "mean" and "last"."""
+    record = json.loads((FIXTURES / f"{case.name}.json").read_text())
+    return {way: np.asarray(vector, np.float32) for way, vector in record["pooled"].items()}
+
+
 def relative_error(found: Floats, wanted: Floats) -> float:
     """max |found - wanted| / max |wanted|"""
     return float(np.abs(found.astype(np.float64) - wanted).max() / np.abs(wanted).max())

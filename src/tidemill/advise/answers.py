@@ -12,7 +12,6 @@ from typing import Any
 from tidemill.advise.questions import BY_KEY, GPUS, QUESTIONS, SECTIONS, Question
 from tidemill.records import dataclass
 
-
 # Most characters of an answers file: a thousand times what one needs.
 MAX_FILE = 1 << 20
 

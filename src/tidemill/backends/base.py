@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ import numpy.typing as npt
 from tidemill.records import dataclass
 
 KVDtype = Literal["f32", "f16", "q8_0"]
+
+NO_ROWS = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class Batch:
     block_tables: int32 (S, B), the KV blocks of each sequence in order, padded with -1; position
     p of sequence s lies in block block_tables[s, p // block_size], slot p % block_size.
     logit_rows: int32 (R,), which of the N rows want logits, in the order of the result.
+    hidden_rows: int32 (H,), which want their final hidden state, likewise; no logits are computed
+    for these. R + H is at most N, or what the runner gives of logit rows if that is more.
     The arrays are good for the step: their memory is used again for the next.
     """
 
@@ -41,6 +46,7 @@ class Batch:
     context_lens: npt.NDArray[np.int32]
     block_tables: npt.NDArray[np.int32]
     logit_rows: npt.NDArray[np.int32]
+    hidden_rows: npt.NDArray[np.int32] = field(default_factory=lambda: NO_ROWS)
 
 
 class Runner(Protocol):
@@ -68,6 +74,11 @@ class Runner(Protocol):
 
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Run one step; float32 logits (R, vocab_size), valid until the next call."""
+        ...
+
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """The last step's hidden states after the output norm, float32 (H, d_model), valid as long
+        as its logits."""
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

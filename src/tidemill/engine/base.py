@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tidemill.engine.histogram import Histogram
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.step_time import StepCosts
 from tidemill.records import dataclass
 
@@ -52,13 +53,15 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to be continued ``params.n`` times.
+    """One prompt to be continued ``params.n`` times, or to be embedded.
 
     ``priority``: smaller is served first; equals by arrival. ``salt`` separates the prefix cache:
     requests share cached blocks only under an equal salt. ``continues_text``: the output's text
     goes on from the prompt's (a raw completion), and is not one by itself (an answer in a chat).
     ``constraint``: what its answers must look like, at their start. ``urgent``: before others of
-    its priority, and what runs waits while its prompt is computed (see scheduler.py).
+    its priority, and what runs waits while its prompt is computed (see scheduler.py). ``pooling``:
+    the prompt's hidden states are pooled to a vector, which is all that comes of it; ``params`` are
+    NO_OUTPUT then.
     """
 
     id: str
@@ -69,6 +72,10 @@ class Request:
     continues_text: bool = False
     constraint: Constraint | None = None
     urgent: bool = False
+    pooling: Pooling | None = None
+
+
+NO_OUTPUT = SamplingParams(max_tokens=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,15 @@ class PromptEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingEvent:
+    """What was asked for with ``Request.pooling``: ``vector``, float32 (d_model,), as it was
+    pooled. It follows the PromptEvent, and a FinishEvent follows it."""
+
+    request_id: str
+    vector: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
 class FinishEvent:
     """Sample ``index`` ended. ``text`` flushes what was held back. ``stop_reason`` is the stop
     string or token id that ended it, None for the model's own end token or the length. The token
@@ -133,7 +149,7 @@ class ErrorEvent:
     message: str
 
 
-Event = TokenEvent | PromptEvent | FinishEvent | ErrorEvent
+Event = TokenEvent | PromptEvent | EmbeddingEvent | FinishEvent | ErrorEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,16 @@ import secrets
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tidemill.backends.base import Runner
 from tidemill.engine.base import (
+    NO_OUTPUT,
     Aside,
+    EmbeddingEvent,
     EngineConfig,
     EngineStats,
     ErrorEvent,
@@ -36,6 +39,7 @@ from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.kv_tier import KVTier, TieredKV
 from tidemill.engine.output import OutputText
 from tidemill.engine.params import as_integer
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
 from tidemill.engine.scheduler import BRIEF_SECONDS, Scheduler
 from tidemill.engine.sequence import Group, Sequence
@@ -225,6 +229,12 @@ class Engine:
             ) from None
         if not prompt:
             raise RequestError("the prompt has no tokens", param="prompt")
+        if request.pooling not in (None, *get_args(Pooling)):
+            raise RequestError(
+                f"pooling must be 'mean' or 'last', not {request.pooling!r}", param="pooling"
+            )
+        if request.pooling is not None and params != NO_OUTPUT:
+            raise RequestError("an embedding has no sampling parameters", param="pooling")
         for name, ids in (
             ("prompt", prompt), ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", tuple(params.logit_bias)),
@@ -404,6 +414,8 @@ class Engine:
         params = group.params
         if span.first_row >= 0 and not self._score_prompt(span, logits):
             return []
+        if sequence.pool is not None:
+            sequence.pool.add(self._runner.hidden()[slice(*span.hidden)])
         if sequence.computed < sequence.n_prompt:
             return []
         group.prompt_done = True
@@ -416,6 +428,9 @@ class Engine:
                 group.request.id, sequence.n_prompt, group.cached_tokens, scores, group.started
             )
         )
+        if sequence.pool is not None:
+            self._finish_embedding(sequence, sequence.pool.vector())
+            return []
         others = [self._sample(group) for _ in range(params.n_samples - 1)]
         if not sequence.may_grow:
             for sample in (sequence, *others):
@@ -542,6 +557,13 @@ class Engine:
         if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
             self._close(group)
             self._release_best(group)
+
+    def _finish_embedding(self, sequence: Sequence, vector: npt.NDArray[np.float32]) -> None:
+        if not np.isfinite(vector).all():
+            self._fail(sequence.group, "the model's hidden states are not finite numbers")
+            return
+        self._events.append(EmbeddingEvent(sequence.group.request.id, vector))
+        self._finish(sequence, "stop")
 
     def _tell(self, sequence: Sequence, event: TokenEvent | FinishEvent) -> None:
         """Give an event out, or keep it until the samples are ranked."""

@@ -182,7 +182,7 @@ class Scheduler:
         if self.prefix_caching:
             size = self.kv.block_size
             first, last = before // size, sequence.computed // size
-            if last > first:
+            if last > first and not sequence.averaged:
                 hashes = sequence.hash_blocks(last, size, self.model_id)
                 for i in range(first, last):
                     self.kv.commit(sequence.blocks[i], hashes[i])
@@ -290,6 +290,8 @@ class Scheduler:
         victim.computed = 0
         if not victim.group.prompt_done:
             victim.group.prompt_logprobs.clear()
+        if victim.pool is not None:
+            victim.pool.clear()
         self.add(victim)
 
     def _stop(self, sequence: Sequence) -> None:
@@ -393,10 +395,10 @@ class Scheduler:
 
     def _names(self, sequence: Sequence) -> list[bytes]:
         """The names of those of its blocks that need not be computed if they are known."""
-        if not self.prefix_caching or sequence.wants_prompt_logprobs:
+        if not self.prefix_caching or sequence.wants_prompt_logprobs or sequence.averaged:
             return []
         size = self.kv.block_size
-        # The last token is always computed, since its logits are needed.
+        # The last token is always computed, since its logits or hidden state are needed.
         return sequence.hash_blocks((len(sequence.tokens) - 1) // size, size, self.model_id)
 
     def _demand(self, sequence: Sequence) -> tuple[list[int], int]:

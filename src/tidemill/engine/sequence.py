@@ -13,6 +13,7 @@ from tidemill.engine.base import FinishEvent, Request, TokenEvent, TokenLogprob
 from tidemill.engine.constrained import Constrained
 from tidemill.engine.kv_blocks import block_hash, root_hash
 from tidemill.engine.output import OutputText
+from tidemill.engine.pooling import Pool
 
 Order = tuple[int, int, int]
 Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
@@ -77,14 +78,15 @@ class Sequence:
     slot: its row in the SequenceTable while it runs, else -1. reserved: ``blocks`` has all that
     it can ever need, so it is never preempted. restoring: it waits for blocks from a slower tier
     (see kv_tier.py). turn: the brief step that it last took part in.
-    drafted, accepted: tokens guessed for it, and those that were right.
+    drafted, accepted: tokens guessed for it, and those that were right. pool: where its hidden
+    states go if it is to be embedded; averaged: if those of all its tokens do, so that none may
+    come from the prefix cache, nor are they worth a place there: the next text is another one.
     """
 
     __slots__ = (
-        "accepted", "blocks", "computed", "constrained", "cumulative_logprob", "drafted",
-        "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "preemptions",
-        "reserved", "restoring", "slot", "text", "tokens",
-        "turn",
+        "accepted", "averaged", "blocks", "computed", "constrained", "cumulative_logprob",
+        "drafted", "finished", "group", "hashes", "index", "limit", "n_prompt", "order", "pool",
+        "preemptions", "reserved", "restoring", "slot", "text", "tokens", "turn",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +101,9 @@ class Sequence:
         self.n_prompt = len(self.tokens)
         self.limit = group.limit
         self.text = text
+        pooling = group.request.pooling
+        self.pool = None if pooling is None else Pool(pooling)
+        self.averaged = pooling == "mean"
         self.blocks: list[int] = []
         self.hashes: list[bytes] = []
         self.computed = 0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill import _native
-from tidemill.backends.base import Batch
+from tidemill.backends.base import NO_ROWS, Batch
 from tidemill.engine.sampling import ROW_DTYPE, fill_row
 from tidemill.engine.sequence import Sequence
 from tidemill.records import dataclass
@@ -20,7 +20,8 @@ class Span:
     of them that has one, ``last_row`` that of the sequence's last known token, from which the
     next is sampled; -1 where there is none. ``drafts`` are guesses at the tokens after that (see
     speculation.py), part of ``n``, with the rows after ``last_row``; ``kind`` is their kind,
-    ``wanted`` how many were asked for."""
+    ``wanted`` how many were asked for. ``hidden`` are the first of its rows and the end of
+    them among the step's hidden states, if it is to be embedded; it has no logit rows then."""
 
     sequence: Sequence
     n: int
@@ -29,6 +30,7 @@ class Span:
     drafts: Seq[int] = ()
     wanted: int = 0
     kind: int = 0
+    hidden: tuple[int, int] = (0, 0)
 
     @property
     def may_draft(self) -> bool:
@@ -69,7 +71,7 @@ class SequenceTable:
         self._context_lens = np.zeros(n_slots, np.int32)
         self._block_tables = np.zeros(self.blocks.size, np.int32)
         self._logit_rows = np.zeros(max_batch_tokens, np.int32)
-        self._shape = (0, 0, 0, 0)
+        self._shape = (0, 0, 0, 0, 0)
         self._batch: Batch
         self._native = _native.TableRows(
             self.history, self.blocks, self.bytes_of_rows, block_size,
@@ -109,8 +111,9 @@ class SequenceTable:
         sequence.tokens.append(token)
 
     def batch(self, spans: Seq[Span]) -> Batch:
-        """The forward step over ``spans``, good until the next; sets their logit rows."""
-        parts = []
+        """The forward step over ``spans``, good until the next; sets their rows in its results."""
+        parts: list[tuple[int, int, int, int]] = []
+        pooled: list[tuple[int, int]] = []  # (which span, how many of its last tokens)
         n_rows = 0
         for span in spans:
             sequence, n, drafts = span.sequence, span.n, span.drafts
@@ -120,14 +123,19 @@ class SequenceTable:
             complete = sequence.computed + n - len(drafts) == length
             scored = sequence.wants_prompt_logprobs
             rows = n if scored else 1 + len(drafts) if complete else 0
+            if sequence.pool is not None:
+                pooled.append((len(parts), sequence.pool.wanted(n, complete=complete)))
+                rows, complete = 0, False
             span.first_row = n_rows if scored else -1
             n_rows += rows
             span.last_row = n_rows - 1 - len(drafts) if complete else -1
             parts.append((sequence.slot, sequence.computed, n, rows))
         n_tokens, n_blocks, self.context = self._native.fill(parts)
         n_spans = len(parts)
-        shape = (n_tokens, n_spans, n_blocks, n_rows)
-        if shape != self._shape:  # from one decode step to the next it is mostly the same
+        hidden_rows = self._hidden_rows(spans, pooled) if pooled else NO_ROWS
+        shape = (n_tokens, n_spans, n_blocks, n_rows, len(hidden_rows))
+        # From one decode step to the next it is mostly the same.
+        if shape != self._shape or pooled:
             self._shape = shape
             self._batch = Batch(
                 self._tokens[:n_tokens],
@@ -136,5 +144,17 @@ class SequenceTable:
                 self._context_lens[:n_spans],
                 self._block_tables[: n_spans * n_blocks].reshape(n_spans, n_blocks),
                 self._logit_rows[:n_rows],
+                hidden_rows,
             )
         return self._batch
+
+    def _hidden_rows(
+        self, spans: Seq[Span], pooled: list[tuple[int, int]]
+    ) -> npt.NDArray[np.int32]:
+        """The rows of the batch that are pooled: the last of each of these spans."""
+        rows: list[int] = []
+        for i, n in pooled:
+            end = int(self._query_starts[i + 1])
+            spans[i].hidden = (len(rows), len(rows) + n)
+            rows += range(end - n, end)
+        return np.array(rows, np.int32)

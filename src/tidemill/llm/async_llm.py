@@ -9,14 +9,19 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.base import Event
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 from tidemill.llm.core import Core, LoadOptions, Prepared
+from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt
 from tidemill.records import dataclass
@@ -118,6 +123,30 @@ class AsyncLLM:
             )
 
         return self._stream(prepare, output)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> npt.NDArray[np.float32]:
+        """The vector of one prompt, float32 (dimensions,), as ``LLM.embed`` makes it."""
+
+        def prepare() -> Prepared:
+            return self._core.prepare_embedding(
+                prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens,
+                request_id=request_id, priority=priority, salt=salt,
+            )  # fmt: skip
+
+        async with aclosing(self._stream(prepare, "final")) as stream:
+            output = await anext(stream)
+        return vector_of(output, dimensions=dimensions, normalize=normalize)
 
     async def aclose(self) -> None:
         """Drop all requests, whose streams end with an error, and free the model; idempotent."""

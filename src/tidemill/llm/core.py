@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from tidemill import text  # its members load on first use: plain prompts need no Jinja
 from tidemill.backends.base import KVDtype
-from tidemill.engine.base import Constraint, Request
+from tidemill.engine.base import NO_OUTPUT, Constraint, Request
 from tidemill.engine.engine import Engine
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams, as_integer, as_number
+from tidemill.engine.pooling import Pooling
 from tidemill.engine.speculation import MAX_DRAFT
 from tidemill.llm.aside import AsideThread
 from tidemill.llm.draft import open_draft
 from tidemill.llm.driver import Driver, OnEnd
+from tidemill.llm.embeddings import check_dimensions, choose_pooling, fit_text
 from tidemill.llm.loading import (
     BackendName,
     CompiledModel,
@@ -310,6 +312,7 @@ class Core:
         request_id: str | None = None,
         priority: int = 0,
         salt: str = "",
+        pooling: Pooling | None = None,
     ) -> Prepared:
         """A request for the engine, whose checks come when it is submitted.
 
@@ -331,6 +334,7 @@ class Core:
             salt=salt,
             continues_text=params.echo or not prompt.is_chat,
             constraint=self.constraint(params),
+            pooling=pooling,
         )
         builder = OutputBuilder(
             request.id if request_id is None else request_id,
@@ -341,6 +345,36 @@ class Core:
             arrival,
         )
         return Prepared(request, builder)
+
+    def prepare_embedding(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None,
+        *,
+        dimensions: int | None,
+        truncate: int | None,
+        request_id: str | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Prepared:
+        """A text to embed, as ``prepare`` makes it. Raises RequestError."""
+        opened = self.compiled.opened
+        check_dimensions(dimensions, opened.model.config.d_model)
+        whole = prepare(prompt, self.tokenizer)
+        ids = fit_text(
+            whole.token_ids,
+            context=self.driver.engine.max_context,
+            truncate=truncate,
+            end_ids=self.tokenizer.eos_ids,
+        )
+        return self.prepare(
+            PreparedPrompt(whole.text, tuple(ids)),
+            NO_OUTPUT,
+            request_id=request_id,
+            priority=priority,
+            salt=salt,
+            pooling=choose_pooling(pooling, opened.checkpoint),
+        )
 
     def submit(self, prepared: Prepared, on_end: OnEnd = lambda: None) -> None:
         """Queue a request; ``on_end`` is called when it has ended. Raises RequestError (a

@@ -11,8 +11,13 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 from tidemill.llm.core import Core, LoadOptions, Prepared
+from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt, as_conversations, as_list
 from tidemill.text.base import Tokenizer
@@ -89,6 +94,40 @@ class LLM:
         ]
         return self._run(prompts, sampling_params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """A vector for every prompt: float32 (prompts, dimensions), in their order.
+
+        It is made of the model's last hidden states, after the output norm: with ``pooling`` "mean"
+        their mean over all tokens, with "last" that of the last token (None: what the model's file
+        says, or "mean"). ``dimensions``: only so many of the first. ``normalize``: to length 1.
+        A prompt that is too long is an error, unless ``truncate_prompt_tokens`` says how many of
+        its first tokens to take (-1: as many as fit).
+        Raises ValueError for anything invalid before anything runs, RuntimeError if a prompt
+        failed later.
+        """
+        self._core.check_open()
+        outputs = self._finish(
+            [
+                self._core.prepare_embedding(
+                    prompt, pooling, dimensions=dimensions, truncate=truncate_prompt_tokens
+                )
+                for prompt in as_list(prompts)
+            ],
+            use_tqdm,
+        )
+        width = dimensions or self._core.compiled.opened.model.config.d_model
+        vectors = [vector_of(o, dimensions=dimensions, normalize=normalize) for o in outputs]
+        return np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+
     def stream(
         self, prompt: Prompt | PreparedPrompt, sampling_params: SamplingParams | None = None
     ) -> Generator[RequestOutput, None, None]:
@@ -154,6 +193,10 @@ class LLM:
         requests = [
             self._core.prepare(prompt, p) for prompt, p in zip(prompts, params, strict=True)
         ]
+        return self._finish(requests, use_tqdm)
+
+    def _finish(self, requests: Sequence[Prepared], use_tqdm: bool) -> list[RequestOutput]:
+        """Run requests together until all have ended."""
         ended: list[Prepared] = []
         try:
             with _progress_bar(len(requests), use_tqdm) as bar, _InterruptsHeld() as interrupts:

@@ -6,7 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from tidemill.engine.base import (
+    EmbeddingEvent,
     ErrorEvent,
     Event,
     FinishEvent,
@@ -82,6 +86,7 @@ class RequestOutput:
 
     ``prompt`` is None for a prompt given as token ids. ``error`` says why a request failed in
     flight; its unfinished outputs then have the finish_reason "error" and what they had reached.
+    ``embedding``: the pooled vector (d_model,), if that was what was asked for.
     """
 
     request_id: str
@@ -93,6 +98,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     error: str | None = None
+    embedding: npt.NDArray[np.float32] | None = None
 
 
 _Told = tuple[int, int, bool]
@@ -142,6 +148,8 @@ class OutputBuilder:
                 self._finish(event)
             elif isinstance(event, PromptEvent):
                 self._prompt(event, now)
+            elif isinstance(event, EmbeddingEvent):
+                self.output.embedding = event.vector
             else:
                 self._error(event)
         if self.output.finished and self.output.metrics.finished_time is None:
@@ -183,6 +191,7 @@ class OutputBuilder:
             whole.num_cached_tokens,
             whole.prompt_logprobs,
             whole.error,
+            whole.embedding,
         )
 
     def _part(self, out: CompletionOutput, told: _Told) -> CompletionOutput:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from tidemill.engine.base import Request, TokenEvent
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
@@ -96,9 +97,10 @@ class LoadedModel:
         seconds: float,
         meter: Meter,
         urgent: bool = False,
+        pooling: Pooling | None = None,
     ) -> Generation:
-        """Queue a request that came at ``arrival``. Raises RequestError, QueueFullError,
-        ModelUnavailable."""
+        """Queue a request that came at ``arrival``; with ``pooling`` it is to be embedded. Raises
+        RequestError, QueueFullError, ModelUnavailable."""
         request = Request(
             request_id,
             prompt.token_ids,
@@ -107,6 +109,7 @@ class LoadedModel:
             salt,
             continues_text=params.echo or not prompt.is_chat,
             urgent=urgent,
+            pooling=pooling,
         )
         builder = OutputBuilder(
             request_id, prompt.text, prompt.token_ids, params, self.opened.tokenizer, arrival

@@ -18,6 +18,12 @@ from tidemill.server.errors import ErrorWriter
 from tidemill.server.http import JSON, Exchange
 from tidemill.server.ollama import catalogue as ollama_catalogue
 from tidemill.server.ollama import requests as ollama_requests
+from tidemill.server.ollama.embeddings import (
+    EmbedRequest,
+    OldEmbeddingRequest,
+    embed,
+    old_embeddings,
+)
 from tidemill.server.ollama.errors import write_error as write_ollama_error
 from tidemill.server.ollama.generate import NDJSON
 from tidemill.server.ollama.generate import chat as ollama_chat
@@ -32,6 +38,7 @@ from tidemill.server.openai.catalogue import (
 )
 from tidemill.server.openai.chat import ChatRequest, chat_completions
 from tidemill.server.openai.completions import CompletionRequest, completions
+from tidemill.server.openai.embeddings import EmbeddingRequest, embeddings
 from tidemill.server.openai.responses import ResponsesRequest, responses
 from tidemill.server.service import Service
 
@@ -137,6 +144,8 @@ OPERATIONS: tuple[Operation, ...] = (
               CompletionRequest, answers=_STREAMED),
     Operation("POST", "/v1/responses", responses, "Answer items; nothing is stored",
               ResponsesRequest, answers=_STREAMED),
+    Operation("POST", "/v1/embeddings", embeddings, "Vectors of texts or token ids",
+              EmbeddingRequest),
     Operation("GET", "/v1/models", _models, "The models"),
     Operation("GET", f"/v1/models{_ONE}", _model, "One model"),
     Operation("POST", "/tokenize", tokenize, "Token ids of a text or a conversation",
@@ -150,6 +159,9 @@ OPERATIONS: tuple[Operation, ...] = (
             ollama_requests.GenerateRequest, answers=(JSON, NDJSON)),
     _ollama("POST", "/api/chat", ollama_chat, "Answer a conversation",
             ollama_requests.ChatRequest, answers=(JSON, NDJSON)),
+    _ollama("POST", "/api/embed", embed, "Vectors of texts", EmbedRequest),
+    _ollama("POST", "/api/embeddings", old_embeddings, "The vector of one text: the older form",
+            OldEmbeddingRequest),
     _ollama("POST", "/api/show", ollama_catalogue.show, "What is known of a model",
             ollama_catalogue.ShowRequest),
     _ollama("GET", "/api/tags", ollama_catalogue.tags, "The models"),

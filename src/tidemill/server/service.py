@@ -8,7 +8,10 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
+from tidemill.engine.base import NO_OUTPUT
 from tidemill.engine.params import SamplingParams
+from tidemill.engine.pooling import Pooling
+from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.account import generated
 from tidemill.server.admission import Grant
@@ -23,6 +26,9 @@ from tidemill.server.tracing import Tracing
 
 MOST_PRIORITY = 10**6
 """Of a request, up or down."""
+
+_EMBEDDING_SHARE = 4
+"""A request for embeddings has at most one of so many parts of a model's places."""
 
 
 class Service:
@@ -69,43 +75,51 @@ class Service:
     ) -> AsyncIterator[list[Generation]]:
         """A generation for each prompt, all of them when it is this request's turn, accepted all
         or none; all are dropped at the end. Raises Overloaded, RequestError, ApiError 504."""
-        name, tenant = model.config.name, exchange.tenant
-        _check_priority(priority, tenant)
-        exchange.account.model, exchange.account.params = name, params
-        deadline = exchange.started + self.config.request_seconds
-        sequences = len(prompts) * params.n_samples
-        async with AsyncExitStack() as stack:
-            reserved = stack.enter_context(self._reserving(tenant, model, prompts, params))
+        turn = _Turn(self, exchange, model, prompts, params, priority, salt)
+        async with turn.taken(len(prompts) * params.n_samples), AsyncExitStack() as stack:
+            yield [await stack.enter_async_context(turn.generation(prompt)) for prompt in prompts]
+
+    async def embed(
+        self,
+        exchange: Exchange,
+        model: LoadedModel,
+        texts: list[PreparedPrompt],
+        pooling: Pooling,
+        *,
+        priority: int,
+        salt: str,
+    ) -> list[RequestOutput]:
+        """Each text embedded. However many they are, only a few are with the engine at a time, as
+        others' requests must not wait for all of them. Raises what ``generations`` does, and
+        ApiError if one fails."""
+        tokens = sum(len(text.token_ids) for text in texts)
+        lanes = min(
+            len(texts),
+            max(1, model.admission.capacity // _EMBEDDING_SHARE),
+            # As many as fill two steps, so that none has to wait for the next text.
+            max(1, 2 * model.config.max_batch_tokens * len(texts) // tokens),
+        )
+        turn = _Turn(self, exchange, model, texts, NO_OUTPUT, priority, salt)
+        outputs: dict[int, RequestOutput] = {}
+        left = iter(enumerate(texts))
+
+        async def embed_some() -> None:
+            for i, text in left:
+                async with turn.generation(text, pooling) as generation:
+                    outputs[i] = await generation.whole()
+
+        async with turn.taken(lanes):
+            tasks = [asyncio.ensure_future(embed_some()) for _ in range(lanes)]
             try:
-                async with asyncio.timeout(deadline - time.monotonic()):
-                    grant = await stack.enter_async_context(
-                        model.admission.slot(tenant, sequences, priority, deadline)
-                    )
-            except TimeoutError:
-                raise ApiError(
-                    504, f"it was not this request's turn within {self.config.request_seconds:g} s",
-                    code="deadline_exceeded", kind="timeout_error",
-                ) from None  # fmt: skip
-            begun: list[Generation] = []
-            for prompt in prompts:
-                generation = await model.generate(
-                    uuid.uuid4().hex, prompt, params, priority=tenant.priority + priority,
-                    salt=salt, arrival=exchange.started, seconds=deadline - time.monotonic(),
-                    meter=_Meter(self.metrics, name, grant), urgent=grant.urgent,
-                )  # fmt: skip
-                stack.push_async_callback(generation.aclose)
-                begun.append(generation)
-                exchange.account.builders.append(generation.builder)
-            try:
-                yield begun
+                await asyncio.gather(*tasks)
             finally:
-                for generation in begun:
-                    output = generation.builder.output
-                    reserved.spend(len(output.prompt_token_ids) + sum(generated(output, params)))
-                    self.metrics.observe(name, tenant, params, output)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [outputs[i] for i in range(len(texts))]
 
     @contextmanager
-    def _reserving(
+    def reserving(
         self, tenant: Tenant, model: LoadedModel, prompts: list[PreparedPrompt],
         params: SamplingParams,
     ) -> Iterator[Reservation]:  # fmt: skip
@@ -120,6 +134,73 @@ class Service:
             yield reserved
         finally:
             reserved.end(time.monotonic())
+
+
+class _Turn:
+    """The way of one request's prompts to the engine, and back to its accounts."""
+
+    def __init__(
+        self, service: Service, exchange: Exchange, model: LoadedModel,
+        prompts: list[PreparedPrompt], params: SamplingParams, priority: int, salt: str,
+    ) -> None:  # fmt: skip
+        _check_priority(priority, exchange.tenant)
+        exchange.account.model, exchange.account.params = model.config.name, params
+        self._service = service
+        self._exchange = exchange
+        self._model = model
+        self._prompts = prompts
+        self._params = params
+        self._priority = priority
+        self._salt = salt
+        self._deadline = exchange.started + service.config.request_seconds
+
+    @asynccontextmanager
+    async def taken(self, sequences: int) -> AsyncIterator[None]:
+        """Wait for this request's turn, and hold its places. Raises Overloaded, ApiError."""
+        service, tenant = self._service, self._exchange.tenant
+        seconds = service.config.request_seconds
+        async with AsyncExitStack() as stack:
+            self._reserved = stack.enter_context(
+                service.reserving(tenant, self._model, self._prompts, self._params)
+            )
+            try:
+                async with asyncio.timeout(self._deadline - time.monotonic()):
+                    self._grant = await stack.enter_async_context(
+                        self._model.admission.slot(
+                            tenant, sequences, self._priority, self._deadline
+                        )
+                    )
+            except TimeoutError:
+                raise ApiError(
+                    504, f"it was not this request's turn within {seconds:g} s",
+                    code="deadline_exceeded", kind="timeout_error",
+                ) from None  # fmt: skip
+            yield
+
+    @asynccontextmanager
+    async def generation(
+        self, prompt: PreparedPrompt, pooling: Pooling | None = None
+    ) -> AsyncIterator[Generation]:
+        """One prompt with the engine. Raises RequestError, QueueFullError, ModelUnavailable."""
+        name, exchange, metrics = self._model.config.name, self._exchange, self._service.metrics
+        generation = await self._model.generate(
+            uuid.uuid4().hex, prompt, self._params,
+            priority=exchange.tenant.priority + self._priority, salt=self._salt,
+            arrival=exchange.started, seconds=self._deadline - time.monotonic(),
+            meter=_Meter(metrics, name, self._grant), pooling=pooling,
+            # The embedding of a question is; those of a library are not.
+            urgent=self._grant.urgent and (pooling is None or len(self._prompts) == 1),
+        )  # fmt: skip
+        exchange.account.builders.append(generation.builder)
+        try:
+            yield generation
+        finally:
+            output = generation.builder.output
+            self._reserved.spend(
+                len(output.prompt_token_ids) + sum(generated(output, self._params))
+            )
+            metrics.observe(name, exchange.tenant, self._params, output)
+            await generation.aclose()
 
 
 def _check_priority(priority: int, tenant: Tenant) -> None:

@@ -13,8 +13,10 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tidemill.engine.base import (
+    EmbeddingEvent,
     EngineStats,
     ErrorEvent,
     Event,
@@ -112,18 +114,20 @@ def pack_request(request: Request) -> list[Any]:
         request.salt,
         request.continues_text,
         request.urgent,
+        request.pooling,
     ]
 
 
 def unpack_request(packed: Sequence[Any]) -> Request:
-    id_, prompt, values, priority, salt, continues_text, urgent = packed
+    id_, prompt, values, priority, salt, continues_text, urgent, pooling = packed
     for name in ("stop", "stop_token_ids"):
         values[name] = tuple(values[name])
     if values["grammar"] is not None:
         values["grammar"] = Grammar(*values["grammar"])
     return Request(
-        id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text, urgent=urgent
-    )
+        id_, tuple(prompt), SamplingParams(**values), priority, salt, continues_text,
+        urgent=urgent, pooling=pooling,
+    )  # fmt: skip
 
 
 # ---- errors
@@ -154,7 +158,7 @@ def unpack_error(packed: Sequence[Any]) -> Exception:
 
 # ---- events
 
-_TOKEN, _PROMPT, _FINISH, _ERROR = range(4)
+_TOKEN, _PROMPT, _EMBEDDING, _FINISH, _ERROR = range(5)
 
 
 def _pack_scores(scores: Sequence[TokenLogprob] | None) -> list[tuple[int, float, int]] | None:
@@ -183,6 +187,8 @@ def pack_event(event: Event) -> list[Any]:
             _PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed,
             event.started,
         ]  # fmt: skip
+    if isinstance(event, EmbeddingEvent):
+        return [_EMBEDDING, event.request_id, event.vector.tobytes()]
     return [_ERROR, event.request_id, event.message]
 
 
@@ -199,6 +205,8 @@ def unpack_event(packed: Sequence[Any]) -> Event:
         if packed_scores is not None:
             scores_of = tuple(_unpack_scores(s) for s in packed_scores)
         return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of, started)
+    if kind == _EMBEDDING:
+        return EmbeddingEvent(request_id, np.frombuffer(fields[0], np.float32))
     return ErrorEvent(request_id, *fields)
 
 

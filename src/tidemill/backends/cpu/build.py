@@ -179,6 +179,7 @@ class _Builder:
             self._add(instruction, barriers)
         self._tie_tables()
         self.executor.set_logits(self._view(lowered.logits))
+        self.executor.set_hidden(self._view(lowered.hidden), lowered.hidden.width)
         self.built = Built(
             self.executor, self.matrices, self.vectors, self.tables, max(windows, default=None)
         )
@@ -349,4 +350,4 @@ class _Builder:
 
 
 def _domain(domain: Domain) -> Any:
-    return _native.Domain.TOKENS if domain == "tokens" else _native.Domain.LOGITS
+    return getattr(_native.Domain, domain.upper())

@@ -1,7 +1,8 @@
 """What a program is lowered to: the instructions of the native executor, as plain data.
 
-Values of the program have become *buffers* (one row per token, or per logit row) and places
-within them. Offsets, and the barriers between threads, are worked out afterwards (memory.py).
+Values of the program have become *buffers* (one row per token, or per row that something is wanted
+of) and places within them. Offsets, and the barriers between threads, are worked out afterwards
+(memory.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import Literal
 from tidemill.program.ops import ActivationKind, RopeSpec
 from tidemill.records import dataclass
 
-Domain = Literal["tokens", "logits"]
+Domain = Literal["tokens", "selected", "logits"]
+"""What rows stand for: the batch's tokens; those that logits or hidden states are wanted of; those
+that logits are wanted of, which are the first of the selected ones."""
+
+
+def is_gathered(source: Domain, reader: Domain) -> bool:
+    """Whether row r of ``reader`` is another row than r of ``source``."""
+    return source == "tokens" and reader != "tokens"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +120,7 @@ class RowChain:
                 yield Access(slot.place.buffer, writes=not slot.is_input, by_rows=by_rows)
         for step in self.steps:
             if step.rope is not None:
-                gathered = step.rope.angles.domain != self.domain
+                gathered = is_gathered(step.rope.angles.domain, self.domain)
                 yield Access(step.rope.angles, writes=False, by_rows=None if gathered else rows)
         for blocks in self.blocks:
             if not small:
@@ -239,7 +247,8 @@ Instruction = RopeAngles | RowChain | EmbedRows | Product | ExpertProduct | Atte
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The instructions of a program, and where its logits end up."""
+    """The instructions of a program, and where its logits and its hidden state end up."""
 
     instructions: tuple[Instruction, ...]
     logits: Place
+    hidden: Place

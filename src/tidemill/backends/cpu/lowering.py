@@ -6,8 +6,8 @@ Four things happen on the way:
 - norms and rotations of single heads move into the attention that reads them, a gate or a cap
   into the product before it;
 - slices and reshapes become places in other buffers;
-- what is needed for the rows with logits alone is computed for these alone, from the last
-  attention on.
+- from the last attention on, only those rows are computed that logits or hidden states are wanted
+  of, and from the hidden state on those of logits.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tidemill.backends.cpu.instructions import (
     RowChain,
     RowStep,
     Slot,
+    is_gathered,
 )
 from tidemill.program import ops
 from tidemill.program.analysis import reads, writes
@@ -109,8 +110,13 @@ class _Lowering:
                 self._close_chain()
                 self._emit(op)
         self._close_chain()
+        hidden = self._selected(self.program.hidden)
         angles = [RopeAngles(rotation) for rotation in self.rotations.values()]
-        return Lowered((*angles, *self.instructions), self.places[self.program.logits])
+        return Lowered(
+            (*angles, *self.instructions),
+            self.places[self.program.logits],
+            hidden,
+        )
 
     # ---- questions about the program
 
@@ -121,17 +127,18 @@ class _Lowering:
         return self.program.values[value].shape
 
     def domain(self, value: ValueId) -> Domain:
-        return "logits" if value in self.late else "tokens"
+        if self.program.values[value].rows == "logits":
+            return "logits"
+        return "selected" if value in self.late else "tokens"
 
     def _late_values(self) -> frozenset[ValueId]:
-        """Values that only logit rows need: all that is made from them ends in SelectRows."""
+        """Values that only selected rows need: all that is made from them ends in SelectRows."""
         late: set[ValueId] = set()
         for op in reversed(self.program.ops):
             if isinstance(op, ops.Attention | ops.Embed):
                 continue
             outs = writes(op)
             selects = isinstance(op, ops.SelectRows)
-            # The hidden state alone keeps nothing: this backend gives logits.
             used = [user for value in outs for user in self.users[value]]
             if (
                 selects
@@ -163,8 +170,7 @@ class _Lowering:
         return writes(op)[0] in self.absorbed
 
     def _sole_user(self, value: ValueId) -> bool:
-        # The hidden state has no readers here, so it does not count.
-        return len(self.users[value]) == 1
+        return len(self.users[value]) == 1 and value != self.program.hidden
 
     def _is_quantised(self, name: str) -> bool:
         return bool(_native.needs_quantized_input(int(self.weights[name].type)))
@@ -172,7 +178,7 @@ class _Lowering:
     def _needs(self, value: ValueId) -> tuple[bool, bool]:
         """Whether products read a value quantised, and whether anything reads it as floats
         outside of the chain that makes it. Views count as what they view."""
-        quantised, floats = False, value == self.program.logits
+        quantised, floats = False, value in (self.program.logits, self.program.hidden)
         for user in self.users[value]:
             if self._is_absorbed(user):
                 user_reads_floats = True
@@ -191,8 +197,8 @@ class _Lowering:
                 case ops.Slice() | ops.Reshape() | ops.SelectRows():
                     below = self._needs(user.out)
                     # A chain quantises whole values, and for its own rows.
-                    same = not isinstance(user, ops.Slice) and (
-                        self.domain(user.out) == self.domain(value)
+                    same = not isinstance(user, ops.Slice) and not is_gathered(
+                        self.domain(value), self.domain(user.out)
                     )
                     quantised |= below[0] and same
                     floats |= below[1] or (below[0] and not same)
@@ -273,9 +279,22 @@ class _Lowering:
             place = self.places[op.x]
             self.places[op.out] = Place(place.buffer, place.start + start, self.width(op.out))
         if not isinstance(op, ops.Slice):
+            blocks = self.blocks.get((op.x, self.domain(op.x)))
             domain = self.domain(op.out)
-            if (op.x, domain) in self.blocks:
-                self.blocks[op.out, domain] = self.blocks[op.x, domain]
+            if blocks is not None and not is_gathered(blocks.domain, domain):
+                self.blocks[op.out, domain] = blocks
+
+    def _selected(self, value: ValueId) -> Place:
+        """Where the selected rows of a value are: copied there if it has a row for every token."""
+        place = self.places[value]
+        if is_gathered(place.buffer.domain, "selected"):
+            self.chain = RowChain("selected")
+            copy = Place(Buffer("selected", place.width), 0, place.width)
+            x, out = self._slot(value), (self._spare_slot(place.width, copy), 0)
+            self.chain.steps.append(RowStep("COPY", x, out, width=place.width))
+            self._close_chain()
+            place = copy
+        return place
 
     # ---- chains
 
@@ -296,7 +315,7 @@ class _Lowering:
         assert self.chain is not None
         if value not in self.slots:
             place = self.places[value]
-            gather = place.buffer.domain != self.chain.domain
+            gather = is_gathered(place.buffer.domain, self.chain.domain)
             self.chain.slots.append(Slot(place.width, place, is_input=True, gather=gather))
             self.slots[value] = (len(self.chain.slots) - 1, 0)
         return self.slots[value]
@@ -425,7 +444,7 @@ class _Lowering:
                 self._close_chain()
             blocks = self.blocks[x, domain]
         floats = None if all(kinds) else self.places[x]
-        gather = floats is not None and floats.buffer.domain != domain
+        gather = floats is not None and is_gathered(floats.buffer.domain, domain)
         return Input(blocks, floats, gather)
 
     def _biases(self, op: ops.Linear) -> tuple[str | None, ...]:

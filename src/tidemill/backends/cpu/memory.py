@@ -40,8 +40,12 @@ class Sizes:
         return memory.width // self.block_width * self.block_bytes
 
     def shared_bytes(self, memory: Memory) -> int:
-        rows = self.max_tokens if memory.domain == "tokens" else self.max_logits
-        return rows * self.row_bytes(memory)
+        rows = {
+            "tokens": self.max_tokens,
+            "selected": max(self.max_tokens, self.max_logits),
+            "logits": self.max_logits,
+        }
+        return rows[memory.domain] * self.row_bytes(memory)
 
     def replica_bytes(self, memory: Memory) -> int:
         if isinstance(memory, Blocks) and memory.replicated:
@@ -85,8 +89,9 @@ def _lifetimes(lowered: Lowered) -> dict[Memory, tuple[int, int]]:
                 first, before = result.get(access.memory, (index, index))
                 result[access.memory] = (first, max(before, last))
     end = len(lowered.instructions)
-    first, _ = result[lowered.logits.buffer]
-    result[lowered.logits.buffer] = (first, end)
+    for place in (lowered.logits, lowered.hidden):
+        first, _ = result[place.buffer]
+        result[place.buffer] = (first, end)
     return result
 
 

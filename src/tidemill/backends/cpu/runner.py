@@ -106,8 +106,14 @@ class CpuRunner:
             batch.context_lens,
             batch.block_tables,
             batch.logit_rows,
+            batch.hidden_rows,
         )
         return logits
+
+    def hidden(self) -> npt.NDArray[np.float32]:
+        """The last step's hidden states, float32 (H, d_model): a view like the logits."""
+        hidden: npt.NDArray[np.float32] = self._open().hidden()
+        return hidden
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole KV blocks (source, destination) in all layers, in order."""

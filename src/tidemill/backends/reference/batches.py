@@ -13,7 +13,7 @@ def check_batch(
     """Raise ``ValueError`` that names the field and what is wrong with it."""
     for name, ndim in (
         ("tokens", 1), ("positions", 1), ("query_starts", 1), ("context_lens", 1),
-        ("block_tables", 2), ("logit_rows", 1),
+        ("block_tables", 2), ("logit_rows", 1), ("hidden_rows", 1),
     ):  # fmt: skip
         array = getattr(batch, name)
         if not isinstance(array, np.ndarray) or array.dtype != np.int32 or array.ndim != ndim:
@@ -23,6 +23,9 @@ def check_batch(
         raise ValueError(f"a batch of {n} tokens; this runner takes 1..{max_tokens}")
     if len(batch.logit_rows) > max_logit_rows:
         raise ValueError(f"{len(batch.logit_rows)} logit rows; this runner gives {max_logit_rows}")
+    most, rows = max(max_tokens, max_logit_rows), len(batch.logit_rows) + len(batch.hidden_rows)
+    if rows > most:
+        raise ValueError(f"{rows} logit_rows and hidden_rows; this runner gives {most} together")
     if len(batch.positions) != n:
         raise ValueError(f"batch.positions has {len(batch.positions)} entries for {n} tokens")
     starts = batch.query_starts
@@ -32,6 +35,7 @@ def check_batch(
         raise ValueError(f"batch.block_tables has {len(batch.block_tables)} rows for {s} sequences")
     _check_range("tokens", batch.tokens, vocab_size)
     _check_range("logit_rows", batch.logit_rows, n)
+    _check_range("hidden_rows", batch.hidden_rows, n)
     for i in range(s):
         new = int(starts[i + 1] - starts[i])
         length = int(batch.context_lens[i])

@@ -67,6 +67,7 @@ class ReferenceRunner:
         self._n_embeddings = weights[embedding].shape[0]
         self._dense: dict[str, Floats] = {}
         self._cache: PagedKV | None = PagedKV(kv, program.kv)
+        self._hidden = np.empty((0, program.values[program.hidden].width), np.float32)
 
     @property
     def vocab_size(self) -> int:
@@ -75,7 +76,13 @@ class ReferenceRunner:
     def forward(self, batch: Batch) -> Floats:
         """Run one step; float32 logits (R, vocab_size). A batch that breaks the contract is a
         ``ValueError`` and changes nothing."""
-        return self.trace(batch)[self._program.logits]
+        values = self.trace(batch)
+        self._hidden = values[self._program.hidden][batch.hidden_rows]
+        return values[self._program.logits]
+
+    def hidden(self) -> Floats:
+        """The last step's hidden states, float32 (H, d_model)."""
+        return self._hidden
 
     def trace(self, batch: Batch) -> dict[ValueId, npt.NDArray[Any]]:
         """Run one step and keep every value, (rows, *shape) each: for tests of other backends."""

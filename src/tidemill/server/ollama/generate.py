@@ -19,7 +19,7 @@ from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.ollama.catalogue import served_name, timestamp
 from tidemill.server.ollama.errors import error_body
 from tidemill.server.ollama.options import Options
-from tidemill.server.ollama.requests import ChatRequest, GenerateRequest
+from tidemill.server.ollama.requests import ChatRequest, GenerateRequest, nanoseconds
 from tidemill.server.service import Service
 from tidemill.server.tools import Message, assemble
 from tidemill.server.tools.use import Reader, ToolUse, news
@@ -174,15 +174,10 @@ class Answer:
         return {
             "done": True,
             "done_reason": "length" if out.finish_reason == "length" else "stop",
-            "total_duration": _nanoseconds(now - self._began),
-            "load_duration": _nanoseconds(self._load_seconds),
+            "total_duration": nanoseconds(now - self._began),
+            "load_duration": nanoseconds(self._load_seconds),
             "prompt_eval_count": counts.prompt,
-            "prompt_eval_duration": _nanoseconds(read - (times.first_scheduled_time or read)),
+            "prompt_eval_duration": nanoseconds(read - (times.first_scheduled_time or read)),
             "eval_count": counts.generated,
-            "eval_duration": _nanoseconds((times.last_token_time or read) - read),
+            "eval_duration": nanoseconds((times.last_token_time or read) - read),
         }
-
-
-def _nanoseconds(seconds: float) -> int:
-    """At least one: clients divide by it."""
-    return max(1, round(seconds * 1e9))

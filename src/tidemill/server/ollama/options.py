@@ -108,18 +108,23 @@ class Options(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         except RequestError as error:
             raise _renamed(error) from None
 
-    def fit(self, params: SamplingParams, prompt_tokens: int, served: int) -> SamplingParams:
-        """``params`` for a prompt of that many tokens, kept to the context of ``num_ctx``
-        where that is smaller than what is ``served``. Raises RequestError, ContextLengthError."""
-        context = self.num_ctx
-        if context is None or context == served:
-            return params
+    def context(self, served: int) -> int:
+        """The context that is asked for. Raises RequestError if that is more than is served."""
+        context = served if self.num_ctx is None else self.num_ctx
         if not 0 < context <= served:
             raise RequestError(
                 f"options.num_ctx is {context}; this model is served with a context of {served} "
                 "tokens, which the server's settings can change (max_context)",
                 param="options.num_ctx",
             )
+        return context
+
+    def fit(self, params: SamplingParams, prompt_tokens: int, served: int) -> SamplingParams:
+        """``params`` for a prompt of that many tokens, kept to the context of ``num_ctx``
+        where that is smaller than what is ``served``. Raises RequestError, ContextLengthError."""
+        context = self.context(served)
+        if context == served:
+            return params
         room = context - prompt_tokens
         wanted = params.max_tokens
         if room < 1 or (wanted is not None and wanted > room):

@@ -97,7 +97,7 @@ class GenerationFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
     def keep_seconds(self) -> float | None:
         """``keep_alive`` in seconds: infinite if it is negative, None if nothing was said."""
-        return None if self.keep_alive is None else _seconds(self.keep_alive)
+        return None if self.keep_alive is None else duration_seconds(self.keep_alive)
 
 
 class GenerateRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -184,7 +184,7 @@ def _call(call: Any, where: str, made_id: str) -> dict[str, Any]:
     }
 
 
-def _seconds(given: float | str) -> float:
+def duration_seconds(given: float | str) -> float:
     """A number of seconds, or a text like ``1h30m`` as Go writes durations."""
     if isinstance(given, str):
         sign, text = (-1, given[1:]) if given[:1] == "-" else (1, given.removeprefix("+"))
@@ -201,3 +201,8 @@ def _seconds(given: float | str) -> float:
     else:
         seconds = given
     return seconds if 0 <= seconds <= _LONGEST else math.inf
+
+
+def nanoseconds(seconds: float) -> int:
+    """At least one: clients divide by it."""
+    return max(1, round(seconds * 1e9))
