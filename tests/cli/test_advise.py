@@ -15,6 +15,7 @@ import pytest
 
 from support.terminal import Terminal
 from tidemill.advise.answers import read
+from tidemill.hardware import memory_budget
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
@@ -237,6 +238,15 @@ def test_contradictions_are_asked_again() -> None:
         terminal.send("\n")
         assert terminal.finish() == 0
         assert '"llama.cpp"' in terminal.text
+
+
+def test_who_tries_out_is_proposed_the_machine_at_hand() -> None:
+    total = memory_budget().total
+    assert total is not None
+    with Terminal(["advise", "--json"], {}) as terminal:
+        while "Main memory" not in terminal.expect(r"\] $"):
+            terminal.send("\n")
+        assert f"[{total / 1e9:.1f}".rstrip("0").rstrip(".") in terminal.text
 
 
 def test_leaving_the_interview() -> None:

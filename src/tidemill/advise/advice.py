@@ -61,7 +61,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that is advised. absent: numbers that would have been used, had they been there."""
+    """All that is advised. absent: numbers that would have been used, had they been there. stale:
+    facts of any engine that are older than the limit."""
 
     answers: Answers
     plan: Plan
@@ -85,8 +86,11 @@ def advise(
     evidence = evidence or Evidence()
     plan = choose(traits(answers))
     choices = tuple(_choose(part, answers, engines, evidence, weights) for part in plan.parts)
-    named = [choice.chosen.engine for choice in choices if choice.chosen is not None]
-    stale = {engine.id: tuple(names) for engine in named if (names := engine.stale(today, max_age))}
+    stale = {
+        engine.id: tuple(names)
+        for engine in engines.values()
+        if (names := engine.stale(today, max_age))
+    }
     return Advice(
         answers, plan, choices, weights, _absent(answers, choices, evidence), stale, today
     )
@@ -274,8 +278,18 @@ def _absent(answers: Answers, choices: tuple[Choice, ...], evidence: Evidence) -
         candidate.size is None or candidate.size.per_month is None for candidate in chosen
     ):
         absent.append("the budget was not checked: without a sizing there is no cost to compare")
-    if answers.parameters_b is None:
+    unanswered = [
+        key
+        for key, value in (
+            ("model.parameters_b", answers.parameters_b),
+            ("hardware.gpu_memory_gb", answers.gpu_memory_gb if answers.gpus else 0),
+            ("hardware.memory_gb", 0 if answers.gpus and not answers.edge else answers.memory_gb),
+        )
+        if value is None
+    ]
+    if unanswered:
         absent.append(
-            "model.parameters_b was not answered: whether the weights fit was not checked"
+            f"{' and '.join(unanswered)}: not answered, so that it was not checked everywhere "
+            "whether the weights fit"
         )
     return tuple(absent)

@@ -222,10 +222,18 @@ def _sources(advice: Advice) -> Iterator[Block]:
     for engine in _chosen(advice):
         yield Paragraph(f"{engine.name}:")
         yield Bullets(tuple(f"{s.url} (looked up {s.looked_up})" for s in engine.sources()))
-    for name, facts in advice.stale.items():
+    if advice.stale:
+        named = [
+            f"{engine.name} ({', '.join(advice.stale[engine.id])})"
+            for engine in _chosen(advice)
+            if engine.id in advice.stale
+        ]
+        others = len(advice.stale) - len(named)
+        told = [f"of {' and '.join(named)}"] if named else []
+        told += [f"of {others} other engines"] if others else []
         yield Paragraph(
-            f"Old facts of {name}, to be looked up again: {', '.join(facts)}. "
-            "`tidemill advise --check-facts` shows all."
+            f"Old facts, to be looked up again: {', and '.join(told)}. "
+            "`tidemill advise --check-facts` shows them."
         )
 
 

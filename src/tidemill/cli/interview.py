@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from typing import Any
 
@@ -130,8 +131,16 @@ def _matters(question: Question, values: dict[str, Any]) -> bool:
 
 
 def _default(question: Question, values: dict[str, Any]) -> Any:
-    """The question's default, or what fits to what was answered before."""
+    """The question's default, or what fits to what was answered before, and to this machine."""
+    trying = values.get("case.stage") == "trying"  # likely on the machine at hand
     match question.key:
+        case "hardware.servers" if trying and platform.machine().lower() in ("arm64", "aarch64"):
+            return ("apple",) if platform.system() == "Darwin" else ("cpu-arm",)
+        case "hardware.memory_gb" if trying:
+            from tidemill.hardware import memory_budget
+
+            total = memory_budget().total
+            return None if total is None else round(total / 1e9, 1)
         case "hardware.gpus":
             return 1
         case "load.latency" if values.get("load.workload") == "offline-batch":
