@@ -1,5 +1,5 @@
 """Everything at once, for a while: mixed requests of all APIs over real sockets, right and wrong,
-clients that leave, several keys, less memory than they all want.
+clients that leave, several keys, a prefix cache too small for all of them.
 
 TIDEMILL_SOAK_REQUESTS is how many; ``make soak`` sends 20,000.
 """
