@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -167,8 +168,17 @@ def test_servers_and_edge_are_a_hybrid() -> None:
     assert chosen(advice)[0] == "vllm"
     edge = advice.choices[1]
     assert edge.commands is not None
-    assert "max-sequences 1" in edge.commands.start or "parallel 1" in edge.commands.start
+    assert re.search(r"--(max-sequences|max-seqs|parallel) 1\b", edge.commands.start)
     assert any("must never fall back" in risk for risk in edge.risks)
+
+
+def test_the_edge_of_a_hybrid_has_one_user() -> None:
+    """Ollama batches nothing continuously: too little for the servers' load, enough there."""
+    edge_only = {"hardware.servers": [], "hardware.edge": ["cpu-arm"], "load.latency": "relaxed"}
+    alone = on({**BUSY, **edge_only})
+    assert "200 requests come at once" in reasons(candidate(alone, "ollama"))["concurrency"]
+    hybrid = on({**BUSY, "hardware.edge": ["cpu-arm"], "case.stage": "tuning"})
+    assert candidate(hybrid, "ollama", part=1).status == "qualified"
 
 
 @pytest.mark.parametrize(

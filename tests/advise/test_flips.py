@@ -87,6 +87,18 @@ def test_memory_flips_where_the_weights_no_longer_fit() -> None:
     assert 7.9 <= float(flip.after) < 8
 
 
+def test_numbers_that_were_not_given_are_tried_from_both_ends() -> None:
+    """4 GB of weights: memory below that flips; how many parameters fit into 16 GB at 4 bits."""
+    small = from_values({"model.parameters_b": 8})
+    flip = next(f for f in find(small).flips if f.key == "hardware.memory_gb")
+    assert flip.before == "not given"
+    assert 3.9 <= float(flip.after) < 4
+    assert flip.decision == (("local on servers", "no engine"),)
+    unknown = from_values({"hardware.memory_gb": 16})
+    flip = next(f for f in find(unknown).flips if f.key == "model.parameters_b")
+    assert 32 < float(flip.after) <= 32.1
+
+
 def test_a_gpu_comes_with_its_number() -> None:
     found = find(from_values({"model.format": "safetensors", "model.bits": 16}))
     servers = [f for f in found.flips if f.key == "hardware.servers" and "nvidia" in f.after]

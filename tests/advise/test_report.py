@@ -72,10 +72,8 @@ def test_old_facts_are_flagged() -> None:
     later = TODAY.replace(year=2028)
     advice = advise(answers, ENGINES, today=later)
     text = " ".join(as_text(report.blocks(advice, flips.Flips((), 0, ()))).split())
-    assert "Old facts, to be looked up again: of llama.cpp (licence, release" in " ".join(
-        text.split()
-    )
-    assert f"of {len(ENGINES) - 1} other engines" in " ".join(text.split())
+    assert "Old facts, to be looked up again: of llama.cpp (licence, release" in text
+    assert f"of {len(ENGINES) - 1} other engines" in text
 
 
 def test_markdown_has_the_same_and_keeps_its_tables() -> None:

@@ -85,7 +85,7 @@ class Evidence:
             return None
         kinds = hardware_of(part, answers)
         for result in self.measured.results(engine.id, answers.name, answers.workload):
-            if result.hardware in kinds and result.peak_concurrency >= answers.peak_concurrency:
+            if result.hardware in kinds and result.peak_concurrency >= in_flight(part, answers):
                 return result
         return None
 
@@ -101,6 +101,13 @@ def hardware_of(part: Part, answers: Answers) -> tuple[str, ...]:
 def gpus_of(part: Part, answers: Answers) -> int:
     """GPUs of one machine there; of the edge no number is asked."""
     return answers.gpus if part.place == "servers" else 0
+
+
+def in_flight(part: Part, answers: Answers) -> int:
+    """Requests at once that one instance has to take. In a hybrid a device at the edge has one
+    user; the load that was answered is the servers'."""
+    at_edge_of_hybrid = part.place == "edge" and bool(answers.servers)
+    return 1 if at_edge_of_hybrid else answers.peak_concurrency
 
 
 def weights_gb(answers: Answers) -> Number | None:

@@ -121,25 +121,37 @@ def _along(
     up: bool,
 ) -> Iterator[Flip]:
     """The nearest number in one direction that changes the decision."""
-    value = answers.get(question)
-    start = value if value is not None else question.least
-    last = start or 1
+    last = answers.get(question)
+    for number in _ladder(question, last, up):
+        varied = _with(answers, question, number)
+        if varied is not None:
+            decision = decide(varied[0])
+            if decision != now:
+                if last is None:  # even the end of the ladder differs: the other direction finds it
+                    return
+                nearest = _bisect(question, answers, decide, now, last, number)
+                case, with_it = _with(answers, question, nearest) or varied
+                before = show(answers.get(question))
+                yield Flip(question.key, before, show(nearest), decide(case), with_it)
+                return
+        last = number
+
+
+def _ladder(question: Question, value: float | None, up: bool) -> Iterator[float]:
+    """Numbers away from ``value`` by the ladder's factors, within the question's bounds. From a
+    number that was not given: all of the range, from its low end up or from its high end down."""
+    if value is None:
+        start = question.least if up else min(question.least * LADDER[-1], question.most)
+        yield start
+    else:
+        start = value or 1
+    last = start
     for factor in LADDER:
-        number = (start or 1) * factor if up else start / factor
+        number = start * factor if up else start / factor
         number = min(max(number, question.least), question.most)
         number = round(number) if question.kind == "whole" else number
-        if number == last:
-            return
-        varied = _with(answers, question, number)
-        if varied is None:
-            last = number
-            continue
-        decision = decide(varied[0])
-        if decision != now:
-            nearest = _bisect(question, answers, decide, now, last, number)
-            case, with_it = _with(answers, question, nearest) or varied
-            yield Flip(question.key, show(value), show(nearest), decide(case), with_it)
-            return
+        if number != last:
+            yield number
         last = number
 
 

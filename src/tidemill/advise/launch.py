@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import gpus_of, hardware_of
+from tidemill.advise.evidence import gpus_of, hardware_of, in_flight
 from tidemill.advise.facts import Argument, Engine, Launch
 from tidemill.advise.flow import Part
 from tidemill.advise.questions import GPUS
@@ -115,7 +115,7 @@ def _conditions(engine: Engine, part: Part, answers: Answers) -> dict[str, bool]
 
 
 def _settings(part: Part, answers: Answers) -> dict[str, str]:
-    slots = parallel_slots(part, answers)
+    slots = in_flight(part, answers)
     return {
         "model": answers.name,
         # Where a model that has to be converted is, or is downloaded to.
@@ -130,13 +130,6 @@ def _settings(part: Part, answers: Answers) -> dict[str, str]:
 def _quoted(text: str) -> str:
     """Safe in a shell; a home directory stays one."""
     return "~/" + shlex.quote(text[2:]) if text.startswith("~/") else shlex.quote(text)
-
-
-def parallel_slots(part: Part, answers: Answers) -> int:
-    """Requests at once that one instance is set up for. In a hybrid a device at the edge has one
-    user; the load that was answered is the servers'."""
-    at_edge_of_hybrid = part.place == "edge" and bool(answers.servers)
-    return 1 if at_edge_of_hybrid else answers.peak_concurrency
 
 
 def is_path(name: str) -> bool:

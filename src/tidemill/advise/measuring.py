@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from tidemill.advise.answers import Answers
 from tidemill.advise.facts import Engine
-from tidemill.advise.launch import parallel_slots
 from tidemill.advise.rules import Case
 from tidemill.records import dataclass
 
@@ -53,13 +52,14 @@ def next_steps(
                 "tidemill bench compare RUN_A RUN_B",
             )
         )
-    slots = parallel_slots(case.part, answers)
     if answers.ttft_ms is None and answers.tpot_ms is None and answers.latency == "interactive":
         steps.append(
             Step("decide what is fast enough (load.ttft_ms, load.tpot_ms): no limit was given")
         )
-    if slots > 1:
-        steps.append(Step(f"answers at {slots} in flight are as good as at 1: compare some"))
+    if case.in_flight > 1:
+        steps.append(
+            Step(f"answers at {case.in_flight} in flight are as good as at 1: compare some")
+        )
     return steps
 
 

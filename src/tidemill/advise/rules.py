@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import Evidence, gpus_of, hardware_of, weights_gb
+from tidemill.advise.evidence import Evidence, gpus_of, hardware_of, in_flight, weights_gb
 from tidemill.advise.facts import CLASSES, FORMATS, HARDWARE, Engine
 from tidemill.advise.flow import HIGH_CONCURRENCY, Part
 from tidemill.advise.questions import GPUS
@@ -34,6 +34,10 @@ class Case:
     @property
     def kinds(self) -> tuple[str, ...]:
         return hardware_of(self.part, self.answers)
+
+    @property
+    def in_flight(self) -> int:
+        return in_flight(self.part, self.answers)
 
     @property
     def gpus(self) -> int:
@@ -138,7 +142,7 @@ def memory(engine: Engine, case: Case) -> tuple[Outcome, str]:
 
 
 def concurrency(engine: Engine, case: Case) -> tuple[Outcome, str]:
-    peak = case.answers.peak_concurrency
+    peak = case.in_flight
     if peak < HIGH_CONCURRENCY:
         return _OK
     match engine.value("batching"):

@@ -114,7 +114,7 @@ def _performance(engine: Engine, case: Case) -> list[Criterion]:
         Criterion("caches prefixes", engine.value("prefix_cache")),
         Criterion(f"runs weights of {answers.bits} bits", _at_most(engine, answers)),
     ]
-    if answers.peak_concurrency > 1:
+    if case.in_flight > 1:
         met = None if batching is None else batching == "continuous"
         criteria += [
             Criterion("continuous batching", met),
