@@ -273,7 +273,12 @@ class Models:
         while True:
             if entry.model is not None:
                 return entry.model
-            await asyncio.shield(self._load(entry))
+            loading = self._load(entry)
+            await asyncio.wait({loading})
+            if loading.cancelled():  # it was removed, or the server ends
+                entry = self.entry(name)
+            else:
+                loading.result()
 
     # ---- changing
 
@@ -313,6 +318,11 @@ class Models:
         config.name = entry.config.name
         self._check_names(config, entry)
         fresh = await self._start(config)
+        if self._entries.get(config.name) is not entry:
+            await fresh.worker.close()
+            raise ApiError(
+                404, f"{name!r} was removed meanwhile", param="model", code="model_not_found"
+            )
         old = entry.model
         for alias in entry.config.aliases:
             self._names.pop(alias, None)
@@ -402,6 +412,9 @@ class Models:
         try:
             await self._make_room(entry)
             model = await self._start(entry.config)
+            if entry.model is not None:  # replaced meanwhile
+                await model.worker.close()
+                return entry.model
             self._put(entry, model)
             return model
         except ModelUnavailable as error:
@@ -474,11 +487,12 @@ class Models:
         entry.deaths += 1
         log.error("%s: %s", entry.config.name, reason)
         await asyncio.sleep(delay)
-        if not self._closed:
-            try:
-                await self._load(entry)
-            except ModelUnavailable:
-                return  # the next request tries again
+        if self._closed or entry.unloaded or self._entries.get(entry.config.name) is not entry:
+            return
+        try:
+            await self.get(entry.config.name)  # which somebody may have loaded meanwhile
+        except (ApiError, ModelUnavailable):
+            return  # it was removed, or the next request tries again
 
     async def _retire(self, model: LoadedModel) -> None:
         await model.until_unused()
