@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 import pytest
 
 from tidemill.server.admission import Admission, Overloaded
-from tidemill.server.keys import Tenant
+from tidemill.server.keys import ANYBODY, Tenant
 
 A, B = Tenant("a"), Tenant("b")
 URGENT = Tenant("urgent", priority=-1)
@@ -31,15 +31,15 @@ class Requests:
         self._ends: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def begin(self, name: str, tenant: Tenant, size: int = 1) -> None:
+    async def begin(self, name: str, tenant: Tenant, size: int = 1, priority: int = 0) -> None:
         self._ends[name] = asyncio.Event()
-        self._tasks[name] = asyncio.ensure_future(self._one(name, tenant, size))
+        self._tasks[name] = asyncio.ensure_future(self._one(name, tenant, size, priority))
         for _ in range(3):  # whoever has to give way is told, too
             await asyncio.sleep(0)
 
-    async def _one(self, name: str, tenant: Tenant, size: int) -> None:
+    async def _one(self, name: str, tenant: Tenant, size: int, priority: int) -> None:
         try:
-            async with self.admission.slot(tenant, size) as grant:
+            async with self.admission.slot(tenant, size, priority) as grant:
                 self.order.append(name)
                 grant.prompt(10)
                 await self._ends[name].wait()
@@ -197,5 +197,47 @@ def test_refusals_say_when_to_come_back() -> None:
             async with admission.slot(A, 1):
                 pass
         assert 1 <= caught.value.retry_after <= 600
+
+    run(main())
+
+
+def test_a_requests_own_priority_orders_it_among_its_tenants() -> None:
+    async def main() -> None:
+        requests = Requests(Admission(1, 10))
+        for name, tenant, priority in (("a1", A, 0), ("a2", A, 7), ("a3", A, 0), ("b1", B, 9)):
+            await requests.begin(name, tenant, priority=priority)
+        for _ in range(3):
+            await requests.end(requests.order[-1])
+        assert requests.order == ["a1", "b1", "a3", "a2"]
+
+    run(main())
+
+
+def test_without_keys_a_requests_priority_is_its_class() -> None:
+    async def main() -> None:
+        requests = Requests(Admission(1, 10, patience=1e-9, keeps_places=False))
+        for name, priority in (("1", 0), ("late", 7), ("2", 0), ("3", 0)):
+            await requests.begin(name, ANYBODY, priority=priority)
+        await requests.end("1")
+        assert requests.order == ["1", "late"]  # nothing is passed over for ever
+
+    run(main())
+
+
+def test_whoever_gives_way_may_be_leaving_just_then() -> None:
+    async def main() -> None:
+        requests = Requests(Admission(1, 2))
+        for name in ("a1", "a2", "a3"):
+            await requests.begin(name, A)
+        coming = asyncio.ensure_future(requests.begin("b1", B))
+        await asyncio.sleep(0)  # b1 is about to ask
+        requests._tasks["a3"].cancel()  # which it has not been told yet
+        await coming
+        await requests.end("a1")
+        assert requests.order == ["a1", "b1"]
+        await requests.end("b1")
+        await requests.end("a2")
+        assert requests.refused == []
+        assert (requests.admission.running, requests.admission.waiting) == (0, 0)
 
     run(main())

@@ -15,7 +15,7 @@ from math import inf
 
 from tidemill.engine.errors import QueueFullError
 from tidemill.server.fairness import OUTPUT_COST, PROMPT_COST, FairQueue, Ticket
-from tidemill.server.keys import Tenant
+from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.placement import PATIENCE
 
 _RATE_WINDOW = 64  # ends of requests over which the speed of the queue is measured
@@ -71,12 +71,17 @@ class Admission:
     async def slot(
         self, tenant: Tenant, size: int, priority: int = 0, deadline: float = inf
     ) -> AsyncIterator[Grant]:
-        """Wait for the turn of a request of ``size`` sequences, and hold its place. Raises
-        Overloaded at once if the queue is full, or later if it has to give way to others. Whoever
-        asks gives up at ``deadline``."""
+        """Wait for the turn of a request of ``size`` sequences, and hold its place. ``priority`` is
+        the request's own. Raises Overloaded at once if the queue is full, or later if it has to
+        give way to others. Whoever asks gives up at ``deadline``."""
         size = min(size, self._queue.most)  # what is beyond that waits in the engine
         now = time.monotonic()
-        ticket = Ticket(tenant.name, tenant.priority + priority, size, now, deadline)
+        if tenant is ANYBODY:
+            ticket = Ticket(tenant.name, priority, size, now, deadline)
+        else:
+            # Within its tenant's class: each class gets a place now and then, so that whoever made
+            # classes of its own, as many as it has requests, would get more than its share.
+            ticket = Ticket(tenant.name, tenant.priority, size, now, deadline, order=priority)
         self._make_room(ticket)
         self._queue.add(ticket, tenant.weight)
         call = self._calls[ticket] = asyncio.get_running_loop().create_future()
@@ -110,7 +115,8 @@ class Admission:
         if victim is None:
             raise self._overloaded()
         self._queue.remove(victim)
-        self._calls.pop(victim).set_exception(self._overloaded())
+        if not (call := self._calls.pop(victim)).done():  # or cancelled, and not yet told
+            call.set_exception(self._overloaded())
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(

@@ -19,7 +19,8 @@ Pure: time is handed in, and nothing waits here (see admission.py).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -34,25 +35,27 @@ MOST = 7
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request in the queue: ``size`` sequences for ``tenant``. Smaller ``priority`` is first.
-    After ``deadline`` it is given up."""
+    """A request in the queue: ``size`` sequences for ``tenant``. ``priority`` is its class, smaller
+    ones come first; ``order`` is its place among those of its tenant and class, smaller first, then
+    by arrival. After ``deadline`` it is given up."""
 
     tenant: str
     priority: int
     size: int
     arrived: float
     deadline: float = inf
+    order: int = 0
 
 
 @dataclass(slots=True)
 class _Account:
     """What is known of a tenant. ``running``: its sequences. ``waiting``: its tickets by class,
-    each in order of arrival."""
+    the next one first."""
 
     weight: float
     served: float = 0.0
     running: int = 0
-    waiting: dict[int, deque[Ticket]] = field(default_factory=dict)
+    waiting: dict[int, list[Ticket]] = field(default_factory=dict)
 
     @property
     def n_waiting(self) -> int:
@@ -91,7 +94,7 @@ class FairQueue:
         if not account.active:
             active = [a.served for a in self._accounts.values() if a.active]
             account.served = max(account.served, min(active, default=account.served))
-        account.waiting.setdefault(ticket.priority, deque()).append(ticket)
+        insort(account.waiting.setdefault(ticket.priority, []), ticket, key=lambda t: t.order)
         self._passed_over.setdefault(ticket.priority, ticket.arrived)
         self._size += 1
 
