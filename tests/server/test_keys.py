@@ -237,6 +237,30 @@ def test_usage_adds_up(database: KeyDatabase) -> None:
     assert store.add_usage({("a", 6): 4}, 6) == {}
 
 
+def test_what_others_have_used_is_no_change_of_the_keys(
+    database: KeyDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(KeyDatabase(database.path))
+    tenant = keys.tenant("one")
+    with caplog.at_level(logging.INFO, "tidemill.server"):
+        for _ in range(3):
+            database.add_usage({("a", 5): 10}, 5)
+            assert keys.tenant("one") is tenant
+    assert caplog.records == []
+
+
+def test_usage_that_could_not_be_told_is_not_added(database: KeyDatabase) -> None:
+    """Or it would be, once more, with the next."""
+
+    def no_reading(action: int, *_: object) -> int:
+        return sqlite3.SQLITE_DENY if action == sqlite3.SQLITE_SELECT else sqlite3.SQLITE_OK
+
+    database._database().set_authorizer(no_reading)
+    with pytest.raises(ConfigError):
+        database.add_usage({("a", 5): 10}, 5)
+    assert database.add_usage({("a", 5): 10}, 5) == {("a", 5): 10}
+
+
 # ---- the commands
 
 
@@ -265,7 +289,7 @@ def test_the_commands(tmp_path: Path) -> None:
     "arguments",
     [["set", "a"], ["set", "a", "--weight", "1", "--clear", "weight"],
      ["set", "b", "--weight", "1"], ["set", "a", "--burst-tokens", "1"],
-     ["new", "a", "--weight", "0"], ["revoke", "b"]],
+     ["new", "a", "--weight", "0"], ["revoke", "b"], ["revoke", "a", "--key", ""]],
 )  # fmt: skip
 def test_commands_that_cannot_be(database: KeyDatabase, arguments: list[str]) -> None:
     result = key(*arguments, "-f", database.path)

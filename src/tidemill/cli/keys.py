@@ -123,11 +123,13 @@ def set_tenant(tenant: str, path: Path, clear: tuple[str, ...], **settings: Any)
 @key.command("revoke")
 @click.argument("tenant")
 @_file_option
-@click.option("--key", "prefix", default="", metavar="HASH",
+@click.option("--key", "prefix", metavar="HASH",
               help="Only the key whose hash begins so; see `key list`.")  # fmt: skip
-def revoke(tenant: str, path: Path, prefix: str) -> None:
+def revoke(tenant: str, path: Path, prefix: str | None) -> None:
     """Withdraw the keys of TENANT, and TENANT with the last one."""
     from tidemill.server.key_stores import open_key_store
 
-    count = open_key_store(path).revoke(tenant, prefix)
+    if prefix == "":  # a variable that was not set, say
+        raise click.UsageError("--key is empty; leave it out to withdraw all keys")
+    count = open_key_store(path).revoke(tenant, prefix or "")
     click.echo(f"{count} key{'' if count == 1 else 's'} of {tenant} withdrawn", err=True)

@@ -88,15 +88,14 @@ class KeyDatabase:
 
     def add_usage(self, usage: Usage, day: int) -> Usage:
         since = min([day, *(day for _, day in usage)])
-        with self._telling():
-            if usage:
-                with self._transaction() as database:
-                    database.executemany(
-                        "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT DO UPDATE "
-                        "SET tokens = tokens + excluded.tokens",
-                        [(day, name, tokens) for (name, day), tokens in usage.items()],
-                    )
-            rows = self._database().execute("SELECT * FROM usage WHERE day >= ?", (since,))
+        # Read in the same transaction: if only the reading failed, the same would be added again.
+        with self._telling(), self._transaction("IMMEDIATE" if usage else "DEFERRED") as database:
+            database.executemany(
+                "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT DO UPDATE "
+                "SET tokens = tokens + excluded.tokens",
+                [(day, name, tokens) for (name, day), tokens in usage.items()],
+            )
+            rows = database.execute("SELECT * FROM usage WHERE day >= ?", (since,))
             return {(name, day): tokens for day, name, tokens in rows}
 
     def _read(self, database: sqlite3.Connection) -> list[Tenant]:

@@ -136,8 +136,10 @@ class Keys:
         self._checked = now
         try:
             if store.changed():
-                self._tenants = by_digest(store.read())
-                log.info("%s: %d keys", store.path, len(self._tenants))
+                tenants = by_digest(store.read())
+                if tenants != self._tenants:  # and not just what others have used
+                    self._tenants = tenants
+                    log.info("%s: %d keys", store.path, len(tenants))
             self._trouble = ""
         except ConfigError as error:
             if str(error) != self._trouble:
