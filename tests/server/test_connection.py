@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,3 +122,32 @@ def test_a_head_that_does_not_arrive(parts: Parts) -> None:
     connection.data_received(b"POST /v1/models HTTP/1.1\r\nHos")
     loop.pass_time()
     assert transport.aborted
+
+
+def test_the_end_of_an_answer_is_to_be_read_too(parts: Parts) -> None:
+    connection, transport, loop = parts
+    loop.timers.clear()  # as if the head of a request had arrived
+    connection.cycle = SimpleNamespace(response_complete=True)  # type: ignore[assignment]
+    transport.unread = 100 * KIB  # all of the answer at once
+    connection.pause_writing()
+    connection.on_response_complete()
+    transport.unread = 10 * KIB
+    connection.resume_writing()
+    loop.pass_time()
+    assert not transport.aborted
+    loop.pass_time()
+    assert transport.aborted
+
+
+def test_whoever_has_read_all_of_an_answer_is_left_alone(parts: Parts) -> None:
+    connection, transport, loop = parts
+    loop.timers.clear()  # as if the head of a request had arrived
+    connection.cycle = SimpleNamespace(response_complete=True)  # type: ignore[assignment]
+    transport.unread = 5 * KIB
+    connection.on_response_complete()
+    transport.unread = 0
+    for _ in range(3):
+        loop.pass_time()
+    transport.unread = 5 * KIB  # of the next answer, which comes as it is made
+    loop.pass_time()
+    assert not transport.aborted

@@ -70,17 +70,25 @@ class Connection(HttpToolsProtocol):
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        _cancel(self._write_timer)
+        if self.cycle is None or not self.cycle.response_complete:
+            _cancel(self._write_timer)
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._expect_reading()  # what is left, which pauses nothing
+
     def _expect_reading(self) -> None:
-        most = self.transport.get_write_buffer_size() - _LEAST_READ
+        _cancel(self._write_timer)
+        most = max(0, self.transport.get_write_buffer_size() - _LEAST_READ)
         self._write_timer = self.loop.call_later(self.stall_seconds, self._check_reading, most)
 
     def _check_reading(self, most: int) -> None:
-        if self.transport.get_write_buffer_size() > most:
+        unread = self.transport.get_write_buffer_size()
+        if unread > most:
             self.transport.abort()
-        else:
+        elif unread:
             self._expect_reading()
 
     def _abort_later(self) -> asyncio.TimerHandle:
