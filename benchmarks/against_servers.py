@@ -194,16 +194,22 @@ def _say(words: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--loads", default="*", help=f"patterns of {', '.join(LOADS)}")
+    names = ", ".join(LOADS).replace("%", "%%")
+    parser.add_argument("--loads", default="*", help=f"patterns of {names}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=float("inf"),
                         help="no round begins that would not end by then")  # fmt: skip
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measured window")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--profile", action="store_true", help="also where the CPU time goes")
-    parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--show", type=Path, nargs="+")
+    parser.add_argument(
+        "--tune", action="store_true", help="only try llama-server's settings at 32 streams"
+    )
+    parser.add_argument("--json", type=Path, help="where to write everything measured")
+    parser.add_argument(
+        "--show", type=Path, nargs="+", metavar="JSON",
+        help="measure nothing: the table of earlier runs, merged",
+    )  # fmt: skip
     args = parser.parse_args()
     if not _chosen(args.loads):
         parser.error(f"no load matches {args.loads!r}: {', '.join(LOADS)}")

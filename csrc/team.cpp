@@ -19,9 +19,11 @@ inline void relax() {
 #endif
 }
 
-// Roughly 20 to 60 microseconds of spinning: longer than any gap between two members of a step
-// that both have a core, shorter than a scheduler slice.
-constexpr int kSpins = 2000;
+// Roughly 2 to 5 milliseconds of spinning: longer than what lies between two steps, and about as
+// long as a slice of the operating system's. A member that parks earlier gives its core to whatever
+// else wants to run, and waits for the end of that one's slice before it is back, as often as it
+// parks: one busy process beside a model then took two thirds of its speed.
+constexpr int kSpins = 100000;
 
 // Returns when `value` differs from `old`.
 void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.advise import answers as module
 from tidemill.advise.answers import AnswerError, Answers, defaults, from_values, read, write
 from tidemill.advise.facts import load_engines
 from tidemill.advise.questions import BY_KEY, QUESTIONS, SECTIONS
@@ -115,12 +114,3 @@ def test_any_text_and_number_survives_a_file(name: str, limit: float, peak: int)
         return
     again = read(write(answers), "case.toml")
     assert (again.name, again.ttft_ms, again.peak_concurrency) == (answers.name, limit, peak)
-
-
-def test_one_answer_changed() -> None:
-    changed = defaults().but(BY_KEY["load.peak_concurrency"], 9)
-    assert changed.peak_concurrency == 9
-    assert "load.peak_concurrency" not in changed.assumed
-    with pytest.raises(AnswerError):
-        defaults().but(BY_KEY["hardware.gpus"], 2)
-    assert module.check(changed) is changed

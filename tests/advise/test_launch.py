@@ -23,7 +23,8 @@ SERVERS = Part("local", "servers", False, "")
 OPTIONS = {
     "vllm": "--host --port --max-model-len --tensor-parallel-size --api-key --attention-backend "
     "--kv-transfer-config",
-    "sglang": "-m --model-path --host --port --context-length --enable-metrics --tp",
+    "sglang": "-m --model-path --host --port --context-length --enable-metrics --tp "
+    "--max-running-requests --api-key",
     "tgi": "--shm-size -p -v --gpus -e --model-id --max-total-tokens --num-shard --usage-stats "
     "--api-key",
     "tensorrt-llm": "--host --port --backend --max_batch_size --max_seq_len --tp_size",

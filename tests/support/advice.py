@@ -91,5 +91,4 @@ class Prices:
         return Size(
             replicas=Number(3, "replicas", "simulated", "sizing-1"),
             per_month=Number(self.prices[engine.id], "per month", "simulated", "sizing-1"),
-            first_limit="memory bandwidth",
         )

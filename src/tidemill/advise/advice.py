@@ -162,10 +162,13 @@ def _scored(
     ]  # fmt: skip
     order: tuple[Status, ...] = ("qualified", "unproven", "rejected")
 
-    def key(candidate: Candidate) -> tuple[int, int, float, str]:
+    def key(candidate: Candidate) -> tuple[int, int, float, int, str]:
+        """Of equal scores the one that is known to run more, on more."""
+        engine = candidate.engine
+        breadth = len(engine.value("architectures") or ()) + len(engine.value("hardware") or ())
         open_questions = len(candidate.verdicts) if candidate.status == "unproven" else 0
         total = candidate.score.total if candidate.score else 0.0
-        return order.index(candidate.status), open_questions, -total, candidate.engine.id
+        return order.index(candidate.status), open_questions, -total, -breadth, engine.id
 
     return sorted(made, key=key)
 
@@ -209,7 +212,13 @@ def _components(
             status, verdicts = _judged(list(_component_verdicts(engine, case, chosen.engine)))
             found.append(Candidate(engine, status, verdicts))
     order: tuple[Status, ...] = ("qualified", "unproven", "rejected")
-    return tuple(sorted(found, key=lambda c: (order.index(c.status), c.engine.id)))
+
+    def key(candidate: Candidate) -> tuple[int, bool, str]:
+        """Those first of which it is known how they are turned on."""
+        known = chosen.engine.id in (candidate.engine.enable or {})
+        return order.index(candidate.status), not known, candidate.engine.id
+
+    return tuple(sorted(found, key=key))
 
 
 def _component_verdicts(component: Engine, case: Case, engine: Engine) -> list[Verdict]:

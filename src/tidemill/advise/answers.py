@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import math
 import tomllib
@@ -57,11 +56,6 @@ class Answers:
 
     def get(self, question: Question) -> Any:
         return getattr(self, question.name)
-
-    def but(self, question: Question, value: Any) -> Answers:
-        """The same answers except for one. Raises AnswerError if that contradicts others."""
-        assumed = tuple(key for key in self.assumed if key != question.key)
-        return check(dataclasses.replace(self, **{question.name: value}, assumed=assumed))
 
 
 def defaults() -> Answers:

@@ -55,7 +55,6 @@ class Size:
 
     replicas: Number
     per_month: Number | None
-    first_limit: str
 
 
 class Measured(Protocol):

@@ -32,7 +32,11 @@ def next_steps(
     if current is not None and current not in rivals:
         rivals.append(current)
     steps = [
-        Step("how far the load generator itself can be trusted here", "tidemill bench selftest")
+        Step(
+            "start it once as above: facts are judged one by one, and only a start shows that "
+            "format, architecture and hardware go together in it"
+        ),
+        Step("how far the load generator itself can be trusted here", "tidemill bench selftest"),
     ]
     for engine in rivals:
         role = (

@@ -33,7 +33,6 @@ WORKLOADS = {
     "edge-single-user": "one user, on a device",
 }
 
-CPUS = ("cpu-x86", "cpu-arm")
 GPUS = ("nvidia", "amd", "intel")
 
 

@@ -49,7 +49,8 @@ def _choice(advice: Advice, choice: Choice) -> Iterator[Block]:
     place = _PLACES[choice.part.place]
     yield Heading(f"{_named(choice.chosen)}, {place}")
     if choice.chosen is not None:
-        yield Paragraph(choice.chosen.engine.summary)
+        engine = choice.chosen.engine
+        yield Paragraph(f"{engine.summary} {engine.homepage}")
     yield Bullets(tuple(reasons.of(choice, advice.answers)))
     yield from _commands(choice)
     yield from _components(choice)

@@ -97,7 +97,8 @@ def advise(
 
 def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answers:
     """From a file, by default, or asked."""
-    from tidemill.advise.answers import from_values, read
+    from tidemill.advise.answers import defaults as all_defaults
+    from tidemill.advise.answers import read
 
     if path is not None:
         if path == "-":
@@ -105,7 +106,7 @@ def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answ
         with open(path, encoding="utf-8") as file:
             return read(read_text(file, path), path, engines)
     if defaults:
-        return from_values({})
+        return all_defaults()
     if not sys.stdin.isatty():
         raise click.UsageError(
             "there is no terminal to ask on: give --answers FILE (`tidemill advise --defaults "
