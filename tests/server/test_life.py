@@ -209,6 +209,8 @@ def test_keys_are_needed_and_read_again(tiny_chat_model: Path, tmp_path: Path) -
         assert ask(second)[1]["error"]["code"] == "model_not_allowed"
         headers = {"Authorization": f"Bearer {second}"}
         assert json.loads(server.request("GET", "/v1/models", None, headers)[2])["data"] == []
+        for api in ({}, {"anthropic-version": "2023-06-01"}):  # nor is it told of one
+            assert server.request("GET", "/v1/models/tiny", None, headers | api)[0] == 403
         before = file.read_text()
         file.write_text("this is not TOML")
         # It is looked at when somebody comes.

@@ -99,6 +99,7 @@ def fresh(tiny_chat_model: Path) -> Iterator[Server]:
 def test_series_of_a_model_are_there_before_its_first_request(fresh: Server) -> None:
     found = samples(fresh)
     assert sum(found["vllm:time_to_first_token_seconds_count"].values()) == 0
+    assert [*found["vllm:kv_cache_usage_perc"].values()] == [0]
     reasons = {dict(labels)["finished_reason"] for labels in found["vllm:request_success_total"]}
     assert reasons == {"stop", "length", "abort", "error"}
     assert not any("None" in str(labels) for series in found.values() for labels in series)
@@ -260,6 +261,7 @@ def test_tenants_have_accounts(tiny_chat_model: Path, tmp_path: Path) -> None:
         assert of("prompt_tokens", "one") > 0
         assert (of("refused", "one"), of("refused", "two")) == (0, 1)
         assert of("requests", "two") == 1
+        assert "anybody" not in str(samples(server, one)["tidemill:tenant_requests_total"])
         assert of("generation_tokens", "two") == 0
 
 

@@ -334,6 +334,9 @@ def test_content_is_cut() -> None:
     builder = OutputBuilder("r", "x" * 1_000_000, [1], params, None, 0.0)
     told = _content(Account("tiny", params, [builder]))
     assert 30_000 < len(told["gen_ai.input.messages"]) < 40_000
+    many = _content(Account("tiny", params, [builder] * 100))
+    assert len(json.loads(many["gen_ai.input.messages"])) == 8
+    assert len(json.loads(many["gen_ai.output.messages"])) == 8
 
 
 def test_what_is_left_is_sent_at_the_end(tiny_chat_model: Path, collector: Collector) -> None:

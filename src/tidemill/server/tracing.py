@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tidemill import __version__
@@ -49,7 +50,7 @@ _CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 _PATH = "/v1/traces"
 _CLOSE_SECONDS = 2.0  # for what has not been sent yet
 _MOST_CHARACTERS = 1 << 15  # of a text: many spans wait for a collector that is away
-_MOST_PROMPTS = 8  # of a request with many, so many have spans of their own
+_MOST_PROMPTS = 8  # of a request with many, so many have spans of their own, or are told
 
 
 def start_tracing(config: ServerConfig, environment: Mapping[str, str]) -> Tracing | None:
@@ -235,10 +236,11 @@ def _content(account: Account) -> dict[str, str]:
     texts = account.texts()
     if not texts:
         return {}
-    asked = [_message("user", prompt) for prompt in texts["prompts"]]
+    told = zip(texts["answers"], account.finish_reasons, strict=True)
+    asked = [_message("user", prompt) for prompt in texts["prompts"][:_MOST_PROMPTS]]
     said = [
         _message("assistant", answer) | {"finish_reason": reason}
-        for answer, reason in zip(texts["answers"], account.finish_reasons, strict=True)
+        for answer, reason in islice(told, _MOST_PROMPTS)
     ]
     return {
         "gen_ai.input.messages": json.dumps(asked),

@@ -140,6 +140,8 @@ class Worker:
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             self._send(Kind.FAILED, str(error) or type(error).__name__)
             return None
+        # Before any step, or the KV cache would look full.
+        self._send(Kind.STATS, pack_stats(core.driver.engine.stats))
         compiled = core.compiled
         self._send(
             Kind.READY,

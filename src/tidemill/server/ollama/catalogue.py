@@ -119,10 +119,6 @@ async def version(service: Service, exchange: Exchange) -> None:
     await exchange.json({"version": API_VERSION})
 
 
-async def unknown(service: Service, exchange: Exchange) -> None:
-    raise ApiError(404, f"there is nothing at {exchange.path}", code="not_found")
-
-
 def served_name(service: Service, name: str) -> str:
     """The name that is served for what a client of Ollama calls a model: there a name without a
     tag means the tag "latest". Raises ApiError 404."""
