@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,7 +100,7 @@ def test_ollamas_form(tenants: Server) -> None:
     assert b"quota" in data
 
 
-def test_the_sdk_comes_back_when_it_is_told_to(tenants: Server) -> None:
+def test_the_sdk_is_told_that_a_quota_is_used_up(tenants: Server) -> None:
     client = openai.OpenAI(base_url=f"{tenants.url}/v1", api_key="sdk", max_retries=0)
     client.chat.completions.create(model="tiny", messages=BODY["messages"], max_tokens=1)
     with pytest.raises(openai.RateLimitError) as caught:
@@ -108,11 +109,15 @@ def test_the_sdk_comes_back_when_it_is_told_to(tenants: Server) -> None:
 
 
 def test_tokens_are_settled_on_what_came(tenants: Server) -> None:
-    _, headers, data = ask(tenants, "words", max_tokens=100)
-    reserved = int(headers["x-ratelimit-remaining-tokens"])
-    assert b'"completion_tokens":100' in data
+    begun = left(tenants, "words")
+    _, headers, data = ask(tenants, "words", max_tokens=150, guided_choice=["a"], ignore_eos=False)
+    used = json.loads(data)["usage"]["total_tokens"]
+    assert used < 80
+    assert int(headers["x-ratelimit-remaining-tokens"]) < begun - 80  # while it ran
     # What was not used of what had been reserved is there again.
-    until(lambda: left(tenants, "words") >= reserved)
+    until(lambda: left(tenants, "words") >= begun - used)
+    _, headers, data = ask(tenants, "words", max_tokens=50)
+    assert b'"completion_tokens":50' in data
     status, headers, data = ask(tenants, "words", max_tokens=1000)
     assert status == 429
     assert b"60 tokens per minute" in data

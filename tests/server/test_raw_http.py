@@ -288,3 +288,23 @@ def test_without_origins_there_is_no_preflight(server: Server) -> None:
     status, fields, _ = server.request("OPTIONS", CHAT, None, preflight("https://app.example"))
     assert (status, fields["allow"]) == (405, "POST")
     assert "access-control-allow-origin" not in fields
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pages_of_other_sites_can_change_nothing(server: Server, site: str) -> None:
+    """Not even by requests that browsers send without asking, whose answers they keep."""
+    page = {"Sec-Fetch-Site": site, "Origin": "https://b.example", "Content-Type": "text/plain"}
+    for method, path in (
+        ("POST", "/admin/models/tiny/unload"), ("POST", CHAT), ("GET", "/v1/models"),
+    ):  # fmt: skip
+        status, _, data = server.request(method, path, None, page)
+        assert (status, json.loads(data)["error"]["code"]) == (403, "origin_not_allowed")
+    assert server.get("/v1/models")[1]["data"][0]["state"] == "loaded"
+    assert server.request("GET", "/health/live", None, page)[0] == 200
+
+
+def test_pages_that_may_use_it(server: Server, open_to_app: Server) -> None:
+    own = {"Sec-Fetch-Site": "same-origin", "Origin": server.url}
+    assert server.request("POST", CHAT, BODY, own)[0] == 200
+    app = {"Sec-Fetch-Site": "cross-site", "Origin": "https://app.example"}
+    assert open_to_app.request("POST", CHAT, BODY, app)[0] == 200

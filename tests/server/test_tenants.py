@@ -87,3 +87,34 @@ def test_another_is_served_while_the_flood_goes_on(tiny_chat_model: Path, tmp_pa
         assert begun() == 7  # nothing of the flood has ended meanwhile, so that another could begin
         for connection in flood:
             connection.close()
+
+
+def test_nobody_learns_from_the_cache_what_others_have_asked(
+    tiny_chat_model: Path, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        "".join(
+            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
+            for name in ("one", "other")
+        )
+    )
+    messages = [{"role": "user", "content": "The secret is 42. " * 20}]
+    body = {**BODY, "n": 1, "max_tokens": 1, "messages": messages}
+
+    with serving(
+        str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--api-key-file", str(keys)
+    ) as server:
+
+        def cached(tenant: str, **salt: str) -> int:
+            headers = {"Authorization": f"Bearer {tenant}"}
+            status, answer = server.post("/v1/chat/completions", {**body, **salt}, headers=headers)
+            assert status == 200
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        assert cached("one") == 0
+        assert cached("one") > 0
+        assert cached("other") == 0
+        assert cached("one", cache_salt="x") == 0
+        assert cached("other", cache_salt="x") == 0
+        assert cached("one", cache_salt="x") > 0

@@ -66,8 +66,9 @@ class App:
             await send({"type": "websocket.close", "code": 1000})
 
     def tenant(self, scope: Scope) -> Tenant:
-        """Raises ApiError 401."""
+        """Raises ApiError 401; 403 for a page of another site's."""
         if not self._keys.needed:
+            self._check_origin(scope)
             return ANYBODY
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -83,6 +84,25 @@ class App:
                 kind="authentication_error",
             )
         return tenant
+
+    def knows(self, tenant: Tenant) -> bool:
+        """Whether that is whose key a request came with, where one is needed."""
+        return tenant is not ANYBODY or not self._keys.needed
+
+    def _check_origin(self, scope: Scope) -> None:
+        """Raises ApiError 403 for what a page of another site has a browser send: without keys it
+        could do here what this machine's user may, if blindly. Browsers say so themselves, which
+        pages cannot change; other clients say nothing."""
+        headers, origins = Headers(scope=scope), self.service.config.allow_origins
+        if (
+            headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            and "*" not in origins
+            and headers.get("origin") not in origins
+        ):
+            raise ApiError(
+                403, "pages of other sites may not use this server; --allow-origin allows it",
+                code="origin_not_allowed", kind="permission_error",
+            )  # fmt: skip
 
     def _endpoints(self, path: str) -> _ByMethod:
         return _ByMethod({o.method: _Endpoint(self, o) for o in OPERATIONS if o.path == path})
@@ -178,7 +198,8 @@ class _Endpoint:
 
     def _record(self, exchange: Exchange) -> None:
         path = self._operation.path
-        tenant = None if self._open else exchange.tenant
+        known = not self._open and self._app.knows(exchange.tenant)
+        tenant = exchange.tenant if known else None
         self._app.service.metrics.answered(path, exchange.status, tenant)
         if self._open:
             return
@@ -190,7 +211,7 @@ class _Endpoint:
             "%s %s %d", exchange.scope["method"], exchange.path, exchange.status,
             extra={
                 "request_id": exchange.id,
-                "tenant": exchange.tenant.name,
+                **({"tenant": tenant.name} if tenant else {}),
                 "status": exchange.status,
                 **({"error": exchange.error} if exchange.error else {}),
                 **exchange.account.line(now),

@@ -143,7 +143,8 @@ class _Turn:
         self, service: Service, exchange: Exchange, model: LoadedModel,
         prompts: list[PreparedPrompt], params: SamplingParams, priority: int, salt: str,
     ) -> None:  # fmt: skip
-        _check_priority(priority, exchange.tenant)
+        tenant = exchange.tenant
+        _check_priority(priority, tenant)
         exchange.account.model, exchange.account.params = model.config.name, params
         self._service = service
         self._exchange = exchange
@@ -151,7 +152,9 @@ class _Turn:
         self._prompts = prompts
         self._params = params
         self._priority = priority
-        self._salt = salt
+        # Nobody is to learn from how fast a prompt is read that another tenant has asked it.
+        name = tenant.name
+        self._salt = salt if tenant is ANYBODY else f"{len(name)} {name} {salt}"
         self._deadline = exchange.started + service.config.request_seconds
 
     @asynccontextmanager
