@@ -24,6 +24,9 @@ class Server:
     """``tidemill serve`` with the given arguments; ``until_ready`` waits until it is. ``under`` is
     a command that runs it, such as ``prlimit``."""
 
+    key: str | None = None
+    """What to ask with."""
+
     def __init__(
         self,
         arguments: Sequence[str],
@@ -34,8 +37,6 @@ class Server:
         self.port = 0
         self._changed = threading.Condition()
         self._ended = False
-        self.key: str | None = None
-        """What to ask with."""
         self.process = subprocess.Popen(
             [*under, sys.executable, "-m", "tidemill", "serve", "--port", "0", *arguments],
             stdin=subprocess.DEVNULL,
