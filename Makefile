@@ -81,7 +81,7 @@ arm64:
 	bash tests/native/arm64.sh
 
 soak: dev
-	TIDEMILL_SOAK_REQUESTS=20000 TIDEMILL_TEST_EXAMPLES=100 $(BIN)/pytest \
+	TIDEMILL_SOAK_REQUESTS=20000 TIDEMILL_TEST_EXAMPLES=40 $(BIN)/pytest \
 	  tests/server/test_soak.py tests/server/test_fuzzed_api.py
 
 # Peers are built and installed on first use, outside the tree ($TIDEMILL_PEERS).

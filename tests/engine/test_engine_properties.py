@@ -8,14 +8,15 @@ continuation, those of what did not are a prefix of it, and nothing is left behi
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from engine.fake_runner import FakeRunner
-from engine.helpers import Collector, check_blocks, check_idle, make_engine, request
+from engine.helpers import Collector, check_blocks, check_idle, embedding, make_engine, request
 from engine.memory_tier import MemoryTier
 from tidemill.engine.base import Request
 from tidemill.engine.errors import ContextLengthError, QueueFullError
@@ -79,12 +80,11 @@ def actions(draw):
             # Faulty tokens may only come in prompts, so that the outcome is known beforehand.
             "logit_bias": {POISON: -100.0, NAN: -100.0},
         }
-        script.append(
-            ("add", request(
-                f"r{number}", prompt, priority=draw(st.integers(0, 2)),
-                salt=draw(st.sampled_from(["", "", "x"])), **params,
-            ))
+        r = request(
+            f"r{number}", prompt, priority=draw(st.integers(0, 2)),
+            salt=draw(st.sampled_from(["", "", "x"])), **params,
         )  # fmt: skip
+        script.append(("add", replace(r, urgent=draw(st.sampled_from([False, False, True])))))
         for _ in range(draw(st.integers(0, 3))):
             script.append(("step", draw(st.integers(1, 6))))
         if draw(st.integers(0, 4)) == 0:
@@ -211,11 +211,15 @@ def test_pressure_with_everything_on(seed: int) -> None:
     requests: dict[str, Request] = {}
     for i in range(250):
         prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 40))]
-        r = request(
-            f"r{i}", prompt, priority=rng.randrange(3), n=rng.choice([1, 1, 2, 3]),
-            max_tokens=rng.randrange(1, 40), salt=rng.choice(["", "a"]),
-            prompt_logprobs=rng.choice([None, None, 0]),
-        )  # fmt: skip
+        place = {"priority": rng.randrange(3), "salt": rng.choice(["", "a"])}
+        if rng.random() < 0.2:
+            r = embedding(f"r{i}", prompt, rng.choice(["mean", "last"]), **place)
+        else:
+            r = request(
+                f"r{i}", prompt, n=rng.choice([1, 1, 2, 3]), max_tokens=rng.randrange(1, 40),
+                prompt_logprobs=rng.choice([None, None, 0]), **place,
+            )  # fmt: skip
+        r = replace(r, urgent=rng.random() < 0.2)
         requests[r.id] = r
         engine.add(r, 0.0)
         for _ in range(rng.randrange(3)):
@@ -231,6 +235,16 @@ def test_pressure_with_everything_on(seed: int) -> None:
     assert engine.stats.cached_prompt_tokens > 0
     assert engine.stats.restored_tokens > 0
     for id, r in requests.items():
+        if r.pooling is not None:
+            found, finish = collector.results[id].embedding, collector.results[id].samples[0].finish
+            assert (found is None) == (finish.reason == "abort")
+            if found is not None:
+                n = len(r.prompt_token_ids)
+                ends = range(1 if r.pooling == "mean" else n, n + 1)
+                states = [runner.hidden_after(r.prompt_token_ids[:end]) for end in ends]
+                wanted = np.mean(states, axis=0, dtype=np.float64)
+                assert found.tolist() == pytest.approx(wanted.tolist(), rel=1e-6)
+            continue
         truth = runner.greedy(r.prompt_token_ids, r.params.max_tokens)
         for sample in collector.results[id].samples.values():
             whole = sample.finish.reason != "abort"

@@ -75,6 +75,13 @@ def test_priority_then_arrival() -> None:
     assert start_order(engine) == ["d", "b", "e", "a", "c"]
 
 
+def test_priorities_of_narrow_integer_types() -> None:
+    engine = make_engine(FakeRunner(), max_sequences=1)
+    for id, priority in (("a", np.int8(100)), ("b", 0), ("c", np.uint8(200)), ("d", np.int8(-100))):
+        engine.add(request(id, prompt_of(4), priority=priority), 0.0)
+    assert start_order(engine) == ["d", "b", "a", "c"]
+
+
 def test_a_more_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
     runner = FakeRunner(n_blocks=24)
     engine = make_engine(runner, max_sequences=2)

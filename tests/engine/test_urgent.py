@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -211,3 +212,30 @@ def test_the_same_tokens_whatever_pauses() -> None:
         return {name: result.tokens for name, result in results.items()}
 
     assert outputs(True) == outputs(False)
+
+
+def test_the_limit_of_brief_steps_ends_with_them() -> None:
+    """Guesses of a lone decode would have to fit into it for as long as nobody else comes."""
+    engine = Engine(FakeRunner(n_blocks=64), None, EngineConfig(max_context=256), entropy=1)
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    engine.add(Request("u", tuple(range(8)), params, urgent=True), 0.0)
+    for _ in range(3):
+        engine.step(0.0)
+    assert engine._scheduler.seconds_left < math.inf
+    engine.step(BRIEF_SECONDS + 1)
+    assert engine._scheduler.seconds_left == math.inf
+
+
+def test_brief_steps_keep_no_time_for_prompts_that_there_is_no_memory_for() -> None:
+    engine = Engine(FakeRunner(n_blocks=40), None, EngineConfig(max_context=160), entropy=1)
+    for i in range(12):
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        engine.add(Request(f"r{i}", (i, i + 1, i + 2), params, urgent=i == 0), 0.0)
+    started: set[str] = set()
+    while len(started) < 12:
+        started |= {e.request_id for e in engine.step(0.0) if isinstance(e, TokenEvent)}
+    long = Request("long", tuple(range(40)) * 3, SamplingParams(max_tokens=1))
+    engine.add(long, 0.0)
+    told = [e.request_id for e in engine.step(0.0) if isinstance(e, TokenEvent)]
+    assert len(told) == 12  # as many fit, and would not into its half
+    assert engine.stats.waiting == 1

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from tidemill.backends.base import KVDtype
 from tidemill.engine import kv_tier
 from tidemill.engine.base import TierStats
 from tidemill.llm import kv_disk
+from tidemill.store.kv import open_kv_file
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [(11 * i + i // 13) % 256 for i in range(500)]}
@@ -317,9 +319,120 @@ def test_reading_waits_for_whoever_takes(model: Path, monkeypatch: pytest.Monkey
         fetch.cancel()
 
 
+# ---- the tier's thread, over a small file --------------------------------------------------------
+
+BLOCK = 1000
+
+
+def small_tier(slots: int, *there: int) -> kv_disk.DiskTier:
+    """A tier of so many blocks, with those of some numbers in its file, in that order."""
+    file = open_kv_file({"a": "b"}, ["/m"], block_bytes=BLOCK, limit=slots * (4096 + 64))
+    assert file is not None
+    for n in there:
+        file.write(name(n), np.full(BLOCK, n, np.uint8))
+    return kv_disk.DiskTier(file, BLOCK)
+
+
+def name(n: int) -> bytes:
+    return bytes([n]) * 32
+
+
+def put(tier: kv_disk.DiskTier, n: int) -> None:
+    tier.put(name(n), lambda data: data.fill(n))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_blocks_that_come_while_the_next_to_write_is_looked_up() -> None:
+    class Met(dict[bytes, np.ndarray]):
+        """The engine's thread puts a block, if it can, in the middle of the first look."""
+
+        met = False
+
+        def items(self) -> Any:
+            def look() -> Iterator[tuple[bytes, np.ndarray]]:
+                items = iter(super(Met, self).items())
+                if not self.met:
+                    self.met = True
+                    engine.start()
+                    engine.join(0.2)
+                yield from items
+
+            return look()
+
+    tier = small_tier(8)
+    tier._writes = Met()
+    engine = threading.Thread(target=put, args=(tier, 2))
+    put(tier, 1)
+    wait_for(lambda: tier.stats.written == 2)
+    engine.join()
+    tier.close()
+
+
+def test_what_is_written_meanwhile_does_not_take_the_place_of_what_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_disk, "_MOST_READY", BLOCK)
+    tier = small_tier(4, 1, 2, 3, 4)
+    fetch = tier.fetch([name(1), name(2)])
+    wait_for(lambda: tier.stats.read == 1)  # the other one waits until this one is taken
+    put(tier, 5)
+    put(tier, 6)
+    wait_for(lambda: tier.stats.written == 2)
+    taken: list[np.ndarray] = []
+    while (data := fetch.take()) is not None:
+        taken += data
+        tier.wait()
+    assert [int(data[0]) for data in taken] == [1, 2]
+    fetch.cancel()
+    tier.close()
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_disk, "_CLOSE_SECONDS", 0.1)
+    stuck, works = threading.Event(), threading.Event()
+    real = os.pwrite
+
+    def pwrite(*args: Any) -> int:
+        stuck.set()
+        works.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    tier = small_tier(8)
+    put(tier, 1)
+    assert stuck.wait(20)
+    tier.close()
+    assert tier._thread.is_alive()
+    works.set()
+    tier._thread.join(20)
+
+
+def test_a_disk_that_fails_is_told_of_though_blocks_were_dropped_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    tier = small_tier(8)
+    with monkeypatch.context() as patch:
+        patch.setattr(kv_disk, "_MOST_QUEUED", 0)
+        put(tier, 1)
+    put(tier, 2)
+    put(tier, 3)
+    wait_for(lambda: tier.stats.dropped == 3)
+    tier.close()
+    assert len(caplog.records) == 1
+    assert "cannot be kept" in caplog.text
+
+
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
-    import threading
-
     yield
     assert not [t for t in threading.enumerate() if t.name == "tidemill-kv"]

@@ -159,7 +159,7 @@ class Engine:
         group = Group(
             request,
             prompt,
-            (2 * request.priority + (not request.urgent), self._arrivals),
+            (2 * int(request.priority) + (not request.urgent), self._arrivals),
             len(prompt) + params.most_tokens(self.max_context - len(prompt)),
             seed % 2**64,
             self._eos_ids,

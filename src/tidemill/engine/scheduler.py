@@ -113,6 +113,7 @@ class Scheduler:
 
     def schedule(self) -> list[Span]:
         """The spans of the next step; empty if nothing can run."""
+        self.seconds_left = inf
         if self.waiting:
             self._make_way()
         if self.brief and (spans := self._urgent_prompts()):
@@ -251,8 +252,7 @@ class Scheduler:
         self._turn += 1
         ready = [s for s in self.running if len(s.tokens) - s.computed == 1]
         ready.sort(key=lambda s: s.turn - HEAD_START * s.urgent)
-        prompts = len(ready) < len(self.running) or (self.waiting and self.table.free_slots)
-        seconds = self._target / (2 if prompts else 1)
+        seconds = self._target / (2 if self._prompts_wait() else 1)
         seconds -= self.step_time.seconds(Work(0, 0, 0))
         chosen: set[Sequence] = set()
         for sequence in ready:
@@ -262,6 +262,15 @@ class Scheduler:
             sequence.turn = self._turn
             chosen.add(sequence)
         return chosen
+
+    def _prompts_wait(self) -> bool:
+        """Whether there are prompts to compute, and memory for them."""
+        if any(len(s.tokens) - s.computed > 1 and not s.restoring for s in self.running):
+            return True
+        if not self.waiting or not self.table.free_slots:
+            return False
+        hit, fresh = self._demand(self.waiting[0])
+        return self._fits(self.waiting[0], hit, fresh, self.running)
 
     @property
     def _target(self) -> float:

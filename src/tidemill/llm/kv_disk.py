@@ -100,6 +100,7 @@ class DiskTier:
         self._seconds_per_block = self._guess = block_bytes / _GUESSED_RATE
         self._measured_at = 0.0
         self._read = self._written = self._dropped = self._damaged = 0
+        self._write_failed = False
         # A daemon: a program that forgets to close ends all the same.
         self._thread = threading.Thread(target=self._run, name="tidemill-kv", daemon=True)
         self._thread.start()
@@ -144,6 +145,7 @@ class DiskTier:
 
     def fetch(self, names: Sequence[bytes]) -> _Fetch:
         fetch = _Fetch(self, names)
+        self._file.use(names)  # or what is written meanwhile would take their places
         with self._changed:
             self._fetches.append(fetch)
             self._changed.notify_all()
@@ -161,11 +163,12 @@ class DiskTier:
             )
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most, and end the thread."""
+        """Write what waits, for some seconds at most, and end the thread. One that hangs on the
+        disk is left behind: it has nothing of the runner's."""
         with self._changed:
             self._closing = time.monotonic() + _CLOSE_SECONDS
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(2 * _CLOSE_SECONDS)
 
     def _take(self, fetch: _Fetch) -> list[Data] | None:
         with self._changed:
@@ -208,7 +211,9 @@ class DiskTier:
             for fetch in self._fetches:
                 if fetch.names:
                     return partial(self._read_one, fetch)
-        return self._write_one if self._writes else None
+        if self._writes:
+            return partial(self._write_one, *next(iter(self._writes.items())))
+        return None
 
     def _read_one(self, fetch: _Fetch) -> None:
         started = time.monotonic()
@@ -236,14 +241,16 @@ class DiskTier:
                 fetch.names.clear()  # what follows is of no use without it
             self._changed.notify_all()
 
-    def _write_one(self) -> None:
-        name, data = next(iter(self._writes.items()))
+    def _write_one(self, name: bytes, data: Data) -> None:
+        written = True
         try:
             self._file.write(name, data)
-            self._written += 1
         except OSError as error:
-            self._dropped += 1
-            if self._dropped == 1:
+            written = False
+            if not self._write_failed:
+                self._write_failed = True
                 log.warning("KV blocks cannot be kept: %s", error)
         with self._changed:
             del self._writes[name]
+            self._written += written
+            self._dropped += not written
