@@ -242,6 +242,18 @@ def test_a_start_that_cannot_be_says_why(tiny_chat_model: Path, tmp_path: Path) 
     assert (code, "MODEL" in text) == (2, True)
 
 
+def test_a_model_that_cannot_be_loaded_ends_the_start(tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    file.write_bytes(b"no model at all")
+    server = Server([str(file), *OPTIONS])
+    assert server.wait(60) == 1
+    server.stop()
+    assert "tidemill: error: " in server.lines[-1]
+    assert "cannot be loaded: " in server.lines[-1]
+    assert "not a GGUF file" in server.lines[-1]
+    assert "internal error" not in server.log
+
+
 def test_ctrl_c_while_loading(tiny_chat_model: Path) -> None:
     server = Server([str(tiny_chat_model), *OPTIONS])
     try:

@@ -86,6 +86,7 @@ def serve(
     if not config.models:
         raise click.UsageError("name a MODEL to serve, here or in --config; try smollm2")
 
+    from tidemill.server.errors import ModelUnavailable
     from tidemill.server.logs import configure_logging
     from tidemill.server.serve import serve as run
 
@@ -96,7 +97,10 @@ def serve(
         with suppress(OSError):  # nobody reads it
             print(f"tidemill: serving {names} at {url}/v1 (Ctrl-C ends it)", file=sys.stderr)
 
-    run(config, on_ready=on_ready)
+    try:
+        run(config, on_ready=on_ready)
+    except ModelUnavailable as error:
+        raise click.ClickException(str(error)) from None
 
 
 _MODEL_OPTIONS = (

@@ -419,7 +419,7 @@ class Models:
             return model
         except ModelUnavailable as error:
             entry.error = str(error)
-            log.error("%s cannot be loaded: %s", entry.config.name, error)
+            log.error("%s", error)
             raise
         finally:
             entry.loading = None
@@ -462,7 +462,7 @@ class Models:
             )
             options = {**config.load_options(), "max_waiting": _WORKER_QUEUE}
             worker = await WorkerProcess.start(opened.path, options, on_stage)
-        except (OSError, MemoryError, ValueError) as error:
+        except (OSError, MemoryError, ValueError, ModelUnavailable) as error:
             raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
