@@ -131,8 +131,21 @@ class KeyDatabase:
             if not self.path.exists():
                 os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
             database = self._database()
-            database.execute("PRAGMA journal_mode = WAL")  # readers wait for nobody
+            self._write_ahead(database)
             database.executescript(_SCHEMA)
+
+    def _write_ahead(self, database: sqlite3.Connection) -> None:
+        """Have readers wait for nobody. SQLite does not wait by itself where another process does
+        the same just now."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                database.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def _database(self) -> sqlite3.Connection:
         if self._open is None:
