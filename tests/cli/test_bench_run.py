@@ -189,6 +189,15 @@ def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, m
     assert json.loads((tmp_path / "told.json").read_text())[-2:] == ["-fa", "on"]
 
 
+def test_an_engine_that_cannot_hold_a_scenario_says_so(
+    tidemill: Tidemill, tiny_chat_model: Path
+) -> None:
+    done = run(tidemill, f"tidemill:{tiny_chat_model}", "--scenario", "agentic-coding")
+    assert done.returncode == 1
+    assert "was trained for 1024 tokens" in done.stderr
+    assert "needs 1 sequences of 54756 tokens: --scale" in done.stderr
+
+
 def test_of_several_scenarios_one_that_fails_keeps_none_from_it(
     tidemill: Tidemill, url: str, mine: Path, tmp_path: Path
 ) -> None:

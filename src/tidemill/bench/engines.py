@@ -63,8 +63,8 @@ class Engine(Protocol):
     def command(self, launch: Launch, port: int, folder: Path) -> list[str]:
         """``folder`` is for files that it needs, until it is ended."""
 
-    def caches(self) -> list[Path]:
-        """Files beside the model that a start reads."""
+    def caches(self, model: Path) -> list[Path]:
+        """Files that it has made of the model, and reads when it starts."""
 
 
 class Tidemill:
@@ -88,11 +88,10 @@ class Tidemill:
             command += ["--api-key-file", str(_key_file(launch.keys, folder))]
         return [*command, *launch.arguments]
 
-    def caches(self) -> list[Path]:
-        from tidemill.store.packed import packed_folder
+    def caches(self, model: Path) -> list[Path]:
+        from tidemill.store.packed import is_source_in, list_packed
 
-        found = packed_folder().glob("[!.]*")  # no lock, nothing unfinished
-        return [path for path in found if path.is_file() and path.suffix != ".part"]
+        return [file.path for file in list_packed() if is_source_in(file, model)]
 
 
 class LlamaCpp:
@@ -136,7 +135,7 @@ class LlamaCpp:
             "--jinja", *launch.arguments,
         ]  # fmt: skip
 
-    def caches(self) -> list[Path]:
+    def caches(self, model: Path) -> list[Path]:
         return []
 
 

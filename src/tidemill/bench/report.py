@@ -114,7 +114,7 @@ def _starts(starts: list[Start]) -> Iterator[str]:
         if not of_kind:
             continue
         cached = [s.cached for s in of_kind if s.cached is not None]
-        share = f", {max(cached):.0%} of the files in the page cache" if cached else ""
+        share = f", {max(cached):.0%} of the files in the page cache" if cold and cached else ""
         yield f"  {'cold' if cold else 'warm'}: median of {len(of_kind)} starts{share}"
         middle = medians(starts, cold=cold)
         for name in PHASES:

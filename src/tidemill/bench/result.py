@@ -160,7 +160,13 @@ def _endpoint(
     launch = _launch(scenario, settings, keys)
     version = target.engine.version(settings.binary)
     with started(target.engine, launch) as process:
-        process.until_ready(scenario.timeout)
+        try:
+            process.until_ready(scenario.timeout)
+        except TargetError as error:
+            raise TargetError(
+                f"{error}\n({scenario.name} needs {launch.sequences} sequences of {launch.context} "
+                "tokens: --scale makes them shorter)"
+            ) from None
         result.target = Measured(
             url=process.url, model=target.model or "", engine=target.engine.name, version=version,
             command=process.command, threads=settings.threads,

@@ -22,8 +22,9 @@ from tidemill.bench.workload import Workload
 class Start(msgspec.Struct, frozen=True):
     """Seconds since the process was begun: its port answered, it was ready to be asked, the first
     token of its first answer was there. ``second``: the time to the first token of a second
-    request, as a start leaves it. ``cached``: the share of the model's files that was in the page
-    cache when it began; None where that cannot be told."""
+    request, as a start leaves it. ``cached``: the share of the model's files, and of those that the
+    engine made of it, that was in the page cache when it began (an engine may read but some of
+    them); None where that cannot be told."""
 
     cold: bool
     cached: float | None
@@ -65,7 +66,7 @@ def medians(starts: Sequence[Start], *, cold: bool) -> dict[str, float]:
 def _start(
     engine: Engine, launch: Launch, workload: Workload, timeout: float, *, cold: bool
 ) -> Start:
-    files = [*_files(launch.model), *engine.caches()]
+    files = [*_files(launch.model), *engine.caches(launch.model)]
     if cold:
         for file in files:
             _evict(file)
