@@ -10,7 +10,7 @@ import pytest
 from support.canned import canned
 from tidemill.bench.client import Client, Endpoint, Reply
 from tidemill.bench.stream import read
-from tidemill.bench.workload import Prompt
+from tidemill.bench.workload import Fixed, Prompt, Shape
 
 EVENTS = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -18,7 +18,7 @@ SIZED = HEAD + b"Content-Length: %d\r\n\r\n" % len(EVENTS) + EVENTS
 CHUNKED = (
     HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(EVENTS) + EVENTS + b"\r\n0\r\n\r\n"
 )
-PROMPT = Prompt("chat", "Hello", 5)
+PROMPT = Prompt(Shape("chat", Fixed(1)), "Hello", 5)
 
 
 def ask(url: str, count: int = 1, timeout: float = 30.0, pause: float = 0.0) -> list[Reply]:

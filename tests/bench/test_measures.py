@@ -37,6 +37,12 @@ def test_tpot_is_by_tokens_where_a_piece_holds_several() -> None:
     assert latency["itl"]["p50"].value == pytest.approx(0.1)
 
 
+def test_what_came_as_a_whole_has_no_time_per_token() -> None:
+    latency = summarise(recording(record(times=[11.5, 11.5], output_tokens=40))).latency
+    assert "tpot" not in latency
+    assert latency["ttft"]["p50"].value == pytest.approx(0.5)
+
+
 def test_rates_are_of_what_arrived_in_the_window() -> None:
     before = record(due=5.0)
     across = record(due=9.35, times=[9.8, 9.9, 10.0, 10.1], ended=10.1)  # two of its tokens

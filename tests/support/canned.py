@@ -51,7 +51,7 @@ def _request(connection: socket.socket) -> bytes | None:
             return None
         data += got
     head, _, body = data.partition(b"\r\n\r\n")
-    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    length = int((head.lower().partition(b"content-length:")[2].split() or [b"0"])[0])
     while len(body) < length:
         body += connection.recv(65536)
     return head + b"\r\n\r\n" + body

@@ -9,29 +9,59 @@ import asyncio
 import resource
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from tidemill.bench.records import Recording
-from tidemill.bench.run import BenchError, Plan, run
+from tidemill.bench.run import BenchError, Plan, Progress, run
 
 _REFUSED = 3
 """Exit status of a run that ends with BenchError, whose message is on standard error."""
 
+_PROGRESS = "\x1e"
+"""What a line on standard error begins with that tells of progress, in JSON."""
 
-def run_apart(plan: Plan) -> Recording:
+
+def run_apart(plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Recording:
     """Carry out a plan in another process. Raises BenchError as ``run`` does, and if the process
     fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tidemill.bench"], input=msgspec.msgpack.encode(plan),
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        if done.returncode != _REFUSED:
-            said = f"the load generator failed with status {done.returncode}: {said[-2000:]}"
-        raise BenchError(said)
-    return msgspec.msgpack.decode(done.stdout, type=Recording)
+    command = [sys.executable, "-m", "tidemill.bench"]
+    if on_progress is not None:
+        command.append("--progress")
+    written: list[bytes] = []
+    said: list[str] = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reader = threading.Thread(target=lambda pipe: written.append(pipe.read()),
+                                  args=(process.stdout,), daemon=True)  # fmt: skip
+        reader.start()
+        try:
+            with suppress(BrokenPipeError):  # it has ended already, and says why
+                process.stdin.write(msgspec.msgpack.encode(plan))
+                process.stdin.close()
+            for data in process.stderr:
+                line = data.decode(errors="replace")
+                if on_progress is not None and line.startswith(_PROGRESS):
+                    on_progress(msgspec.json.decode(line[1:], type=Progress))
+                else:
+                    said.append(line)
+            process.wait()
+            reader.join()
+        finally:
+            process.kill()  # if it has not ended
+    if process.returncode != 0:
+        why = "".join(said).strip()
+        if process.returncode != _REFUSED:
+            why = f"the load generator failed with status {process.returncode}: {why[-2000:]}"
+        raise BenchError(why)
+    return msgspec.msgpack.decode(written[0], type=Recording)
 
 
 def main() -> int:
@@ -41,9 +71,13 @@ def main() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        recording = asyncio.run(run(plan))
+        recording = asyncio.run(run(plan, _tell if "--progress" in sys.argv else None))
     except BenchError as error:
         print(error, file=sys.stderr)
         return _REFUSED
     sys.stdout.buffer.write(msgspec.msgpack.encode(recording))
     return 0
+
+
+def _tell(progress: Progress) -> None:
+    print(_PROGRESS + msgspec.json.encode(progress).decode(), file=sys.stderr, flush=True)

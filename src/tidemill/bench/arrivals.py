@@ -9,18 +9,24 @@ from collections.abc import Iterator
 
 import msgspec
 
+MAX_CONCURRENCY = 100_000
+MAX_RATE = 1e6
+"""Beyond what one machine can send."""
 
-class Closed(msgspec.Struct, frozen=True, tag="closed", tag_field="kind"):
+
+class Closed(
+    msgspec.Struct, frozen=True, tag="closed", tag_field="kind", forbid_unknown_fields=True
+):
     """``concurrency`` requests at any time: each that ends is followed by another one."""
 
     concurrency: int
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {self.concurrency}")
+        if not 1 <= self.concurrency <= MAX_CONCURRENCY:
+            raise ValueError(f"concurrency must be 1 to {MAX_CONCURRENCY}, not {self.concurrency}")
 
 
-class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind"):
+class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind", forbid_unknown_fields=True):
     """``rate`` requests a second on average, with gaps of a gamma distribution.
 
     ``burstiness`` is its shape: 1 is a Poisson process, below 1 is burstier. The coefficient of
@@ -33,8 +39,10 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind"):
     def __post_init__(self) -> None:
         for name in ("rate", "burstiness"):
             value = getattr(self, name)
-            if not (0 < value < math.inf):
-                raise ValueError(f"{name} must be more than 0, not {value}")
+            if not 0 < value <= MAX_RATE:
+                raise ValueError(
+                    f"{name} must be more than 0, and {MAX_RATE:g} at most, not {value}"
+                )
 
     def due(self, rng: random.Random) -> Iterator[float]:
         """Seconds from the start at which requests are due, without end."""
@@ -44,7 +52,7 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind"):
         )
 
 
-class Trace(msgspec.Struct, frozen=True, tag="trace", tag_field="kind"):
+class Trace(msgspec.Struct, frozen=True, tag="trace", tag_field="kind", forbid_unknown_fields=True):
     """Requests as they once came: ``timestamps`` in seconds, of which the first is the start;
     ``speed`` times as fast."""
 

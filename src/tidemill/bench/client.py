@@ -30,7 +30,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     ``url`` is what SDKs call the base URL, in general ending in /v1. ``extra`` is put into every
     request's body, as it is (``{"ignore_eos": true, "temperature": 0}``). ``usage``: ask
-    for the number of tokens at the end of a stream; some old servers refuse that.
+    for the number of tokens at the end of a stream; some old servers refuse that. ``keys``: of
+    tenants, by their names in shapes; who has none there uses ``api_key``.
     """
 
     url: str
@@ -39,24 +40,34 @@ class Endpoint(msgspec.Struct, frozen=True):
     api_key: str | None = None
     usage: bool = True
     extra: dict[str, Any] = {}
+    keys: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{self.url!r} is no URL such as http://127.0.0.1:8000/v1")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+        keys = [*self.keys.values(), *([] if self.api_key is None else [self.api_key])]
+        if not all(key.isascii() and key.isprintable() for key in keys):
             raise ValueError("an API key has printable ASCII characters only")
 
     def body(self, prompt: Prompt) -> bytes:
         fields: dict[str, Any] = {"model": self.model, "stream": True}
         if self.api == "chat":
-            fields["messages"] = [{"role": "user", "content": prompt.text}]
+            fields["messages"] = _messages(prompt)
         else:
             fields["prompt"] = prompt.text
         fields["max_tokens"] = prompt.max_tokens
         if self.usage:
             fields["stream_options"] = {"include_usage": True}
-        return msgspec.json.encode(fields | self.extra)
+        return msgspec.json.encode(fields | dict(prompt.fields or {}) | self.extra)
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    said = [("system", prompt.system)] if prompt.system else []
+    for question, answer in prompt.history:
+        said += [("user", question), ("assistant", answer)]
+    said.append(("user", prompt.text))
+    return [{"role": role, "content": content} for role, content in said]
 
 
 class Reply:
@@ -106,18 +117,24 @@ class Client:
         path = "/chat/completions" if endpoint.api == "chat" else "/completions"
         target = parts.path.rstrip("/") + path + (f"?{parts.query}" if parts.query else "")
         host = parts.netloc.rpartition("@")[2]
-        key = f"Authorization: Bearer {endpoint.api_key}\r\n" if endpoint.api_key else ""
-        self._head = (
-            f"POST {target} HTTP/1.1\r\nHost: {host}\r\n{key}"
-            "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
-        ).encode()
 
-    async def send(self, body: bytes) -> Reply:
+        def head(api_key: str | None) -> bytes:
+            key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+            return (
+                f"POST {target} HTTP/1.1\r\nHost: {host}\r\n{key}"
+                "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
+            ).encode()
+
+        self._head = head(endpoint.api_key)
+        self._heads = {tenant: head(key) for tenant, key in endpoint.keys.items()}
+
+    async def send(self, body: bytes, tenant: str = "") -> Reply:
         """The answer, whole, or as far as it came: failures are told in it, never raised."""
         reply = Reply()
+        head = self._heads.get(tenant, self._head)
         try:
             async with asyncio.timeout(self._timeout):
-                await self._ask(body, reply)
+                await self._ask(head + b"%d\r\n\r\n" % len(body) + body, reply)
         except TimeoutError:
             reply.failure, reply.detail = "timeout", f"no end within {self._timeout:g} s"
         except WireError as error:
@@ -125,8 +142,7 @@ class Client:
         reply.ended = time.monotonic()
         return reply
 
-    async def _ask(self, body: bytes, reply: Reply) -> None:
-        data = self._head + b"%d\r\n\r\n" % len(body) + body
+    async def _ask(self, data: bytes, reply: Reply) -> None:
         if self._idle:
             # The server may just have closed it, as it may when it is idle: then this request was
             # never looked at, and is sent again on a connection of its own.

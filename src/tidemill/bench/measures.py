@@ -14,6 +14,7 @@ Requests that failed have no latencies; they count as requests that do not meet 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -29,12 +30,22 @@ MAX_DELAY = 0.01
 it measures."""
 
 
-class Slo(msgspec.Struct, frozen=True):
+class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request must keep to, in seconds; None: anything."""
 
     ttft: float | None = None
     tpot: float | None = None
     e2e: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < math.inf:
+                raise ValueError(f"{name} must be more than 0 seconds, not {limit}")
+
+    def __str__(self) -> str:
+        limits = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return ",".join(f"{name}={limit:g}" for name, limit in limits if limit is not None)
 
     def met_by(self, record: Record) -> bool:
         if record.error is not None:
@@ -53,8 +64,8 @@ def e2e(record: Record) -> float:
 
 
 def tpot(record: Record) -> float | None:
-    """None for an answer of one token."""
-    if record.tokens < 2:
+    """None for an answer of one token, or one that came as a whole, as calls of tools may."""
+    if record.tokens < 2 or record.times[-1] <= record.times[0]:
         return None
     return (record.times[-1] - record.times[0]) / (record.tokens - 1)
 
@@ -98,6 +109,10 @@ class Summary(msgspec.Struct, kw_only=True):
     watched: dict[int, float]
     """CPU seconds of other processes within the window."""
     invalid: str | None
+    short: int = 0
+    """Of the good answers, how many are known to have fewer tokens than they could have."""
+    verdicts: dict[str, int] = {}
+    """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
 
 def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = None) -> Summary:
@@ -136,6 +151,8 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         client_share=recording.client_cpu / window.seconds,
         watched=recording.watched,
         invalid=_invalid(len(due), delay_p99),
+        short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
+        verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 
 

@@ -1,10 +1,10 @@
 """An endpoint with known times: ``python -m tidemill.bench.mock_server TTFT ITL``, in seconds.
 
-It answers any POST with as many tokens as ``max_tokens`` asks for: the first TTFT after the request
-has arrived, the others ITL apart, all by the clock and not one after the other, so that lateness
-does not add up. Each token's text is the time at which it was really written (monotonic clock,
-which processes of one machine share), so that whoever reads it knows how late it is. Its first line
-of output is its port. It ends when its standard input does.
+It lists one model, "mock", and answers any POST with as many tokens as ``max_tokens`` asks for: the
+first TTFT after the request has arrived, the others ITL apart, all by the clock and not one after
+the other, so that lateness does not add up. Each token's text is the time at which it was really
+written (monotonic clock, which processes of one machine share), so that whoever reads it knows how
+late it is. Its first line of output is its port. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ import httptools
 import msgspec
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+_LIST = b'{"object": "list", "data": [{"id": "mock", "object": "model"}]}'
+_MODELS = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(_LIST),
+    _LIST,
+)
 
 
 class _Body(msgspec.Struct):
@@ -43,6 +48,9 @@ class _Connection(asyncio.Protocol):
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":
+            self._transport.write(_MODELS)
+            return
         asked = msgspec.json.decode(b"".join(self._parts), type=_Body)
         self._parts.clear()
         self._token(self._arrived + self._ttft, asked.max_tokens, asked.max_tokens)

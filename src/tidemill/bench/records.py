@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tidemill.bench.tasks import Verdict
+
 
 class Record(msgspec.Struct):
     """One request. Times are seconds of the monotonic clock.
@@ -11,7 +13,8 @@ class Record(msgspec.Struct):
     ``due``: when it was to be sent; ``sent``: when it was; ``times``: when each piece of its text
     came; ``ended``: when the answer was over. Numbers of tokens are the endpoint's own, None where
     it told none. ``error`` is None, or of which kind (``stream.Answer``); ``detail`` says more.
-    ``warmup``: it was due before the measured window.
+    ``warmup``: it was due before the measured window. ``index`` is the conversation's number, of
+    which this was turn ``turn``. ``verdict``: of an answer that was checked.
     """
 
     index: int
@@ -26,6 +29,10 @@ class Record(msgspec.Struct):
     error: str | None = None
     detail: str = ""
     warmup: bool = False
+    turn: int = 0
+    asked: int = 0
+    """Tokens that the answer could have."""
+    verdict: Verdict | None = None
     text: str = ""
     """Of the answer, if it was to be kept."""
 

@@ -15,7 +15,9 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Literal
 
 import msgspec
 
@@ -23,9 +25,10 @@ from tidemill.bench.arrivals import Closed, Load
 from tidemill.bench.client import Client, Endpoint
 from tidemill.bench.processes import CpuMeter
 from tidemill.bench.records import Record, Recording, Window
-from tidemill.bench.stream import read
+from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Workload
 
+_PROGRESS_EVERY = 0.5
 _PAUSE_AFTER_ERROR = 0.1
 """Seconds that a stream of a closed loop then waits: an endpoint that refuses is not hammered."""
 
@@ -60,9 +63,21 @@ class BenchError(Exception):
     """The run makes no sense: the endpoint does not answer, or not as it should."""
 
 
-async def run(plan: Plan) -> Recording:
-    """Carry out a plan. Raises BenchError if the first request fails."""
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run is, ``seconds`` after its beginning: requests so far, warm-up included."""
+
+    phase: Literal["warm-up", "measuring", "ending"]
+    seconds: float
+    sent: int
+    ended: int
+    failed: int
+
+
+async def run(plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Recording:
+    """Carry out a plan; ``on_progress`` is called twice a second. Raises BenchError if the first
+    request fails."""
     run = _Run(plan)
+    telling = None if on_progress is None else asyncio.create_task(run.tell(on_progress))
     # A collection would hold everything up for longer than what is measured.
     gc.collect()
     gc.disable()
@@ -75,15 +90,32 @@ async def run(plan: Plan) -> Recording:
         return run.recording()
     finally:
         gc.enable()
+        if telling is not None:
+            telling.cancel()
+            with suppress(asyncio.CancelledError):
+                await telling
         run.client.close()
 
 
-class _Request(msgspec.Struct):
-    """A request that is ready to be sent."""
+class _Conversation:
+    """One request after the other, of which the next is ready to be sent; most have but one."""
 
-    index: int
-    shape: str
-    body: bytes
+    def __init__(self, plan: Plan, index: int) -> None:
+        self._plan = plan
+        self.index = index
+        self._prepare(())
+
+    def _prepare(self, history: tuple[tuple[str, str], ...]) -> None:
+        self.prompt = self._plan.workload.prompt(self.index, history)
+        self.body = self._plan.endpoint.body(self.prompt)
+
+    def goes_on(self, answer: Answer) -> bool:
+        """Whether there is another request after this answer; then it is made ready."""
+        history = (*self.prompt.history, (self.prompt.text, answer.content))
+        if answer.error is not None or len(history) >= self.prompt.shape.turns:
+            return False
+        self._prepare(history)
+        return True
 
 
 class _Run:
@@ -94,6 +126,8 @@ class _Run:
         self._records: list[Record] = []
         self._opened = self._closed = 0.0
         self._finished = 0  # requests, within the window
+        self._began = time.monotonic()
+        self._sent = self._failed = 0
         self._meter = CpuMeter(())
         self._client_cpu = 0.0
         self._watched: dict[int, float] = {}
@@ -105,7 +139,7 @@ class _Run:
         return Recording(self._records, window, self._client_cpu, self._watched)
 
     async def probe(self) -> None:
-        record = await self._send(self._next(), time.monotonic())
+        record, _ = await self._send(self._next(), time.monotonic())
         if record.error is not None:
             endpoint = self._plan.endpoint
             raise BenchError(
@@ -120,9 +154,10 @@ class _Run:
             nonlocal beginners
             await asyncio.sleep(delay)
             first = True
+            talk: _Conversation | None = None
             while not self._closed:
-                due = time.monotonic()
-                record = await self._send(self._next(), due)
+                talk = talk or self._next()
+                record, answer = await self._send(talk, time.monotonic())
                 if first:
                     first = False
                     beginners -= 1
@@ -136,6 +171,10 @@ class _Run:
                         self._close(now)
                 if record.error is not None:
                     await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                if talk.goes_on(answer):
+                    await asyncio.sleep(talk.prompt.shape.pause)
+                else:
+                    talk = None
 
         async with asyncio.TaskGroup() as streams:
             for i in range(concurrency):
@@ -147,32 +186,58 @@ class _Run:
         opening = start + self._plan.warmup
         closing = opening + self._plan.seconds
         loop.call_at(opening, self._open, opening)
-        async with asyncio.TaskGroup() as requests:
+        async with asyncio.TaskGroup() as talks:
             for offset in offsets:
                 due = start + offset
                 if due >= closing:
                     break
-                request = self._next()
+                talk = self._next()
                 await asyncio.sleep(due - loop.time())
-                requests.create_task(self._send(request, due))
+                talks.create_task(self._talk(talk, due))
             await asyncio.sleep(closing - loop.time())
             self._close(closing)
 
-    def _next(self) -> _Request:
-        index = next(self._numbers)
-        prompt = self._plan.workload.prompt(index)
-        return _Request(index, prompt.shape, self._plan.endpoint.body(prompt))
+    def _next(self) -> _Conversation:
+        return _Conversation(self._plan, next(self._numbers))
 
-    async def _send(self, request: _Request, due: float) -> Record:
-        reply = await self.client.send(request.body)
+    async def _talk(self, talk: _Conversation, due: float) -> None:
+        """All of a conversation, as far as the run lasts."""
+        while True:
+            record, answer = await self._send(talk, due)
+            if self._closed or not talk.goes_on(answer):
+                return
+            due = record.ended + talk.prompt.shape.pause
+            await asyncio.sleep(due - time.monotonic())
+            if self._closed:
+                return
+
+    async def _send(self, talk: _Conversation, due: float) -> tuple[Record, Answer]:
+        prompt = talk.prompt
+        self._sent += 1
+        reply = await self.client.send(talk.body, prompt.shape.tenant)
         answer = read(reply)
         record = Record(
-            request.index, request.shape, due, reply.sent, reply.ended, answer.times,
+            talk.index, prompt.shape.name, due, reply.sent, reply.ended, answer.times,
             answer.prompt_tokens, answer.cached_tokens, answer.output_tokens,
-            answer.error, answer.detail, text=answer.text if self._plan.keep_text else "",
+            answer.error, answer.detail, turn=len(prompt.history), asked=prompt.max_tokens,
+            text=answer.text if self._plan.keep_text else "",
         )  # fmt: skip
+        if answer.error is None and (task := prompt.shape.task) is not None:
+            record.verdict = task.judge(prompt.drawn or {}, answer.content, answer.calls)
+        self._failed += answer.error is not None
         self._records.append(record)
-        return record
+        return record, answer
+
+    async def tell(self, on_progress: Callable[[Progress], None]) -> None:
+        """Until it is cancelled."""
+        while True:
+            await asyncio.sleep(_PROGRESS_EVERY)
+            on_progress(
+                Progress(
+                    "ending" if self._closed else "measuring" if self._opened else "warm-up",
+                    time.monotonic() - self._began, self._sent, len(self._records), self._failed,
+                )
+            )  # fmt: skip
 
     def _open(self, now: float) -> None:
         self._meter = CpuMeter(self._plan.watch)

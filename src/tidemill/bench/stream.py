@@ -27,15 +27,29 @@ class Answer(msgspec.Struct):
     output_tokens: int | None = None
     """As the usage says; None where there was none."""
     text: str = ""
+    content: str = ""
+    """The text without what a model thought before it."""
+    calls: list[tuple[str, str]] = []
+    """Of tools: the name, and the arguments as they came, which should be JSON."""
     error: str | None = None
     detail: str = ""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    function: _Function | None = None
 
 
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -86,7 +100,8 @@ def read(reply: Reply) -> Answer:
 def _read_events(reply: Reply, answer: Answer) -> bool:
     """Whether the stream told that it was at its end."""
     ended = False
-    texts = []
+    texts, contents = [], []
+    calls: dict[int, list[str]] = {}  # by index: the name, then pieces of the arguments
     for when, data in _events(reply):
         if data == b"[DONE]":
             ended = True
@@ -106,15 +121,23 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
                 answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
         for choice in chunk.choices or ():
             ended = ended or choice.finish_reason is not None
-            text = choice.text or ""
+            text = content = choice.text or ""
             if (delta := choice.delta) is not None:
-                text = delta.content or delta.reasoning_content or delta.reasoning or ""
+                content = delta.content or ""
+                text = content or delta.reasoning_content or delta.reasoning or ""
                 if not text and delta.tool_calls:
                     answer.times.append(when)
+                for call in delta.tool_calls or ():
+                    said = calls.setdefault(call.index or 0, [""])
+                    if (function := call.function) is not None:
+                        said[0] = said[0] or function.name or ""
+                        said.append(function.arguments or "")
             if text:
                 answer.times.append(when)
                 texts.append(text)
-    answer.text = "".join(texts)
+                contents.append(content)
+    answer.text, answer.content = "".join(texts), "".join(contents)
+    answer.calls = [(name, "".join(pieces)) for name, *pieces in calls.values()]
     return ended
 
 

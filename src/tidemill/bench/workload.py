@@ -7,11 +7,15 @@ that the endpoint reports. Prompt i of a workload is the same whenever it is mad
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
+
+from tidemill.bench.tasks import Task, Value
 
 _WORDS = """
 the of and to in is you that it he was for on are as with his they at be this have from or one
@@ -27,37 +31,58 @@ change off play spell air away animal house point page letter mother answer foun
 learn should world high
 """.split()  # noqa: SIM905
 
+MAX_TOKENS = 2_000_000
+"""Of a prompt's part, or an answer: no model has such a context."""
+
 _P90 = 1.2815515655446004  # standard deviations of a normal distribution below which 90 % lie
 
 
-class Fixed(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind"):
+class Fixed(msgspec.Struct, frozen=True, tag="fixed", tag_field="kind", forbid_unknown_fields=True):
     """Always ``tokens``."""
 
     tokens: int
 
     def __post_init__(self) -> None:
-        if self.tokens < 1:
-            raise ValueError(f"tokens must be at least 1, not {self.tokens}")
+        if not 1 <= self.tokens <= MAX_TOKENS:
+            raise ValueError(f"tokens must be 1 to {MAX_TOKENS}, not {self.tokens}")
+
+    @property
+    def most(self) -> int:
+        return self.tokens
+
+    def scaled(self, factor: float) -> Fixed:
+        return Fixed(_scaled(self.tokens, factor))
 
     def draw(self, rng: random.Random) -> int:
         return self.tokens
 
 
-class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="kind"):
+class Uniform(
+    msgspec.Struct, frozen=True, tag="uniform", tag_field="kind", forbid_unknown_fields=True
+):
     """From ``low`` to ``high``, both included, all as likely."""
 
     low: int
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
+        if not 1 <= self.low <= self.high <= MAX_TOKENS:
             raise ValueError(f"{self.low} to {self.high} is no range of lengths")
+
+    @property
+    def most(self) -> int:
+        return self.high
+
+    def scaled(self, factor: float) -> Uniform:
+        return Uniform(_scaled(self.low, factor), _scaled(self.high, factor))
 
     def draw(self, rng: random.Random) -> int:
         return rng.randint(self.low, self.high)
 
 
-class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind"):
+class LogNormal(
+    msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind", forbid_unknown_fields=True
+):
     """A log-normal distribution by its median and 90th percentile, cut off at ``high``."""
 
     median: float
@@ -65,8 +90,17 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind"):
     high: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.median <= self.p90 <= self.high:
-            raise ValueError("1 <= median <= p90 <= high must hold")
+        if not 1 <= self.median <= self.p90 <= self.high <= MAX_TOKENS:
+            raise ValueError(f"1 <= median <= p90 <= high <= {MAX_TOKENS} must hold")
+
+    @property
+    def most(self) -> int:
+        return self.high
+
+    def scaled(self, factor: float) -> LogNormal:
+        median = max(1.0, self.median * factor)
+        p90 = max(median, self.p90 * factor)
+        return LogNormal(median, p90, max(math.ceil(p90), _scaled(self.high, factor)))
 
     def draw(self, rng: random.Random) -> int:
         sigma = math.log(self.p90 / self.median) / _P90
@@ -74,34 +108,74 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind"):
 
 
 Lengths = Fixed | Uniform | LogNormal
+_OUTPUT = Fixed(128)
 
 
-class Shape(msgspec.Struct, frozen=True):
+class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One kind of request; lengths are in tokens.
 
     ``weight``: how often it comes, beside the other shapes. The first ``prefix`` tokens of a prompt
     are one of ``prefixes`` fixed beginnings, ``input`` is what follows them. ``output`` is how long
     the answer may be, and is, where the endpoint is told to ignore the end (``Endpoint.extra``).
+
+    ``system``: the beginning is a message of the system, not part of the user's. ``turns``: so many
+    requests are one conversation, each with all before it; the next is due ``pause`` seconds after
+    an answer's end. ``tenant``: whose key it is sent with (``Endpoint.keys``). ``task`` follows
+    the input, and has an answer that is checked.
     """
 
     name: str
-    input: Lengths
-    output: Lengths
+    input: Lengths | None = None
+    output: Lengths = _OUTPUT
     weight: float = 1.0
     prefix: int = 0
     prefixes: int = 1
+    system: bool = False
+    turns: int = 1
+    pause: float = 0.0
+    tenant: str = ""
+    task: Task | None = None
 
     def __post_init__(self) -> None:
-        if not (0 < self.weight < math.inf) or self.prefix < 0 or self.prefixes < 1:
-            raise ValueError(f"shape {self.name!r}: weight > 0, prefix >= 0, prefixes >= 1")
+        if not 0 <= self.prefix <= MAX_TOKENS:
+            raise ValueError(f"shape {self.name!r}: prefix must be 0 to {MAX_TOKENS}")
+        if not (0 < self.weight < math.inf) or self.prefixes < 1:
+            raise ValueError(f"shape {self.name!r}: weight must be > 0, prefixes >= 1")
+        if self.input is None and self.task is None:
+            raise ValueError(f"shape {self.name!r} needs an input, or a task")
+        if not 1 <= self.turns <= 1000 or not (0 <= self.pause < math.inf):
+            raise ValueError(f"shape {self.name!r}: turns must be 1 to 1000, pause >= 0")
+
+    @property
+    def most(self) -> int:
+        """Tokens, about, of the longest prompt and its answer."""
+        task = 0
+        if self.task is not None:
+            task = (len(self.task.template) + len(msgspec.json.encode(self.task.fields()))) // 2
+        turn = task + (self.input.most if self.input else 0) + self.output.most
+        return self.prefix + self.turns * turn
+
+    def scaled(self, factor: float) -> Shape:
+        """With all lengths so many times as long; those of a task are what they are."""
+        return msgspec.structs.replace(
+            self,
+            input=None if self.input is None else self.input.scaled(factor),
+            output=self.output if self.task is not None else self.output.scaled(factor),
+            prefix=_scaled(self.prefix, factor) if self.prefix else 0,
+        )
 
 
 class Prompt(NamedTuple):
-    """What one request asks."""
+    """What one request asks. ``history``: the questions before it, with their answers.
+    ``fields``: what else is in its body. ``drawn``: of its task."""
 
-    shape: str
+    shape: Shape
     text: str
     max_tokens: int
+    system: str = ""
+    history: tuple[tuple[str, str], ...] = ()
+    fields: Mapping[str, Any] | None = None
+    drawn: Mapping[str, Value] | None = None
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -114,16 +188,37 @@ class Workload(msgspec.Struct, frozen=True):
         if not self.shapes:
             raise ValueError("a workload needs at least one shape")
 
-    def prompt(self, index: int) -> Prompt:
-        """The prompt of that number."""
+    def prompt(self, index: int, history: tuple[tuple[str, str], ...] = ()) -> Prompt:
+        """The prompt of that number; with a history the one that follows it."""
         rng = random.Random(f"{self.seed} {index}")
         shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
-        parts = []
+        prefix = ""
         if shape.prefix:
             which = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
-            parts.append(_words(random.Random(which), shape.prefix))
-        parts.append(_words(rng, shape.input.draw(rng)))
-        return Prompt(shape.name, " ".join(parts), shape.output.draw(rng))
+            prefix = _beginning(which, shape.prefix)
+        if history:
+            rng = random.Random(f"{self.seed} {index} {len(history)}")
+        parts = [prefix] if prefix and not shape.system and not history else []
+        if shape.input is not None:
+            parts.append(_words(rng, shape.input.draw(rng)))
+        fields = drawn = None
+        if shape.task is not None:
+            drawn = shape.task.draw(rng)
+            parts.append(shape.task.text(drawn))
+            fields = shape.task.fields()
+        system = prefix if shape.system else ""
+        length = shape.output.draw(rng)
+        return Prompt(shape, " ".join(parts), length, system, history, fields, drawn)
+
+
+# Making the words of a long beginning again for every request would hold up the load.
+@functools.lru_cache(maxsize=64)
+def _beginning(which: str, count: int) -> str:
+    return _words(random.Random(which), count)
+
+
+def _scaled(tokens: int, factor: float) -> int:
+    return max(1, round(tokens * factor))
 
 
 def _words(rng: random.Random, count: int) -> str:

@@ -1,4 +1,4 @@
-"""``tidemill bench``: how fast this machine is, and how close to its limits."""
+"""``tidemill bench``: how fast servers are, and how close this machine is to its limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
 from tidemill.cli.options import threads_option
 
 if TYPE_CHECKING:
@@ -37,9 +38,13 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.group("bench", invoke_without_command=True)
 @click.pass_context
 def bench(ctx: click.Context) -> None:
-    """Measure speed on this machine."""
+    """Measure inference servers, and speed on this machine."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+for _command in (run, list_scenarios, show, selftest):
+    bench.add_command(_command)
 
 
 @bench.command("kernel", short_help="Each operation's time against what the machine can do.")

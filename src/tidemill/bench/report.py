@@ -1,0 +1,191 @@
+"""Results as text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidemill.bench.arrivals import Closed, Gamma, Load
+from tidemill.bench.measures import SHARES, Summary
+from tidemill.bench.result import Result
+from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.starts import PHASES, Start, medians
+from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.bench.workload import Lengths, LogNormal, Shape, Uniform
+
+_LATENCIES = {
+    "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E",
+}  # fmt: skip
+_PHASE_NAMES = {
+    "listening": "listening", "ready": "ready", "first_token": "first token",
+    "second": "(TTFT of the second request)",
+}  # fmt: skip
+
+
+def text(result: Result) -> str:
+    """All of a result; several lines."""
+    return "\n".join([_title(result), *_figures(result), *(f"  note: {n}" for n in result.notes)])
+
+
+def _title(result: Result) -> str:
+    target = result.target
+    who = f"{target.engine} {target.version}" if target.engine else target.url
+    machine = f"{result.machine.cores} cores of {result.machine.cpu}"
+    where = f"{target.threads} threads, {machine}" if target.engine else f"asked from {machine}"
+    return f"{result.scenario.name} · {who} · {target.model} · {where}"
+
+
+def _figures(result: Result) -> Iterator[str]:
+    if result.starts:
+        yield from _starts(result.starts)
+    summary = result.summary
+    if summary is None:
+        return
+    yield f"  load: {load_words(result.scenario.load)}, {summary.seconds:.0f} s measured"
+    yield from _latencies(summary)
+    yield f"  {_rates(summary, result.per_core)}"
+    if result.slo is not None and summary.attained is not None:
+        yield (
+            f"  SLO {result.slo}: met by {summary.attained:.1%} of {summary.requests} requests; "
+            f"goodput {summary.goodput:.2f} requests/s"
+        )
+    yield f"  {_errors(summary)}"
+    if summary.verdicts:
+        yield f"  {_verdicts(summary)}"
+    for name, part in result.by_shape.items():
+        yield f"  {name}: {_shape(part)}"
+    verdict = f"INVALID: {summary.invalid}" if summary.invalid else "valid"
+    yield (
+        f"  load generator: sent {1000 * summary.delay_p99:.1f} ms late at p99, "
+        f"{summary.client_share:.1%} of a core; {verdict}"
+    )
+
+
+def _latencies(summary: Summary) -> Iterator[str]:
+    if not summary.latency:
+        return
+    yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
+    for name, title in _LATENCIES.items():
+        if (found := summary.latency.get(name)) is not None:
+            yield f"  {title:6}" + "".join(f"{_estimate(found[share]):>24}" for share in SHARES)
+
+
+def _rates(summary: Summary, per_core: float | None) -> str:
+    core = "" if per_core is None else f" ({per_core:.1f} per core)"
+    cached = ""
+    if summary.cached_share is not None:
+        cached = f", {summary.cached_share:.0%} of prompts from a cache"
+    return (
+        f"output {summary.output_rate:.1f} tokens/s{core}, prompts {summary.prompt_rate:.0f} "
+        f"tokens/s, {summary.request_rate:.2f} requests/s; on average "
+        f"{summary.mean_prompt_tokens:.0f} -> {summary.mean_output_tokens:.0f} tokens{cached}"
+    )
+
+
+def _errors(summary: Summary) -> str:
+    if not summary.errors:
+        return f"{summary.good} good answers, no errors"
+    kinds = "; ".join(
+        f"{count} {kind} ({summary.examples[kind]})" for kind, count in summary.errors.items()
+    )
+    return f"{summary.good} good answers, errors: {kinds}"
+
+
+def _verdicts(summary: Summary) -> str:
+    checked = sum(summary.verdicts.values())
+    parts = ", ".join(f"{summary.verdicts.get(v, 0)} {v}" for v in ("right", "wrong", "malformed"))
+    return f"answers checked: {checked}: {parts}"
+
+
+def _shape(summary: Summary) -> str:
+    """One shape's figures in a line."""
+    latency = "  ".join(
+        f"{title} p50 {seconds(found['p50'].value)}, p99 {seconds(found['p99'].value)}"
+        for name, title in _LATENCIES.items()
+        if name in ("ttft", "tpot") and (found := summary.latency.get(name)) is not None
+    )
+    attained = "" if summary.attained is None else f"  SLO met by {summary.attained:.1%}"
+    failed = sum(summary.errors.values())
+    return f"{summary.requests} requests, {failed} failed  {latency}{attained}"
+
+
+def _starts(starts: list[Start]) -> Iterator[str]:
+    for cold in (True, False):
+        of_kind = [start for start in starts if start.cold == cold]
+        if not of_kind:
+            continue
+        cached = [s.cached for s in of_kind if s.cached is not None]
+        share = f", {max(cached):.0%} of the files in the page cache" if cold and cached else ""
+        yield f"  {'cold' if cold else 'warm'}: median of {len(of_kind)} starts{share}"
+        middle = medians(starts, cold=cold)
+        for name in PHASES:
+            values = [getattr(start, name) for start in of_kind]
+            spread = f"{seconds(min(values))} to {seconds(max(values))}"
+            yield f"    {_PHASE_NAMES[name]:30} {seconds(middle[name]):>10}   ({spread})"
+
+
+def _estimate(found: Estimate) -> str:
+    return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
+
+
+def seconds(value: float) -> str:
+    return f"{_bare(value)} {'s' if value >= 1 else 'ms'}"
+
+
+def _bare(value: float) -> str:
+    """In seconds from one on, else in milliseconds."""
+    if value >= 1:
+        return f"{value:.2f}"
+    return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
+
+
+# ---- scenarios
+
+
+def load_words(load: Load | Starts) -> str:
+    if isinstance(load, Closed):
+        return f"{load.concurrency} at a time"
+    if isinstance(load, Gamma):
+        bursts = "" if load.burstiness == 1 else f" in bursts (burstiness {load.burstiness:g})"
+        return f"{load.rate:g} requests/s{bursts}"
+    if isinstance(load, Starts):
+        return f"{load.repeats} starts cold, {load.repeats} warm"
+    return f"a trace of {len(load.timestamps)} requests"
+
+
+def describe(scenario: Scenario) -> str:
+    """A scenario for ``bench show``."""
+    lines = [
+        f"{scenario.name}: {scenario.summary}",
+        f"  load      {load_words(scenario.load)}",
+    ]
+    if not isinstance(scenario.load, Starts):
+        lines.append(f"  measured  {scenario.seconds:g} s, after {scenario.warmup:g} s of warm-up")
+    lines += [f"  SLO       {scenario.slo or 'none'}", f"  context   {scenario.context} tokens"]
+    for shape in scenario.shapes:
+        lines.append(f"  {shape.name:9} {_shape_words(shape)}")
+    return "\n".join([*lines, f"  source    {scenario.source}"])
+
+
+def _shape_words(shape: Shape) -> str:
+    words = []
+    if shape.prefix:
+        whose = "system prompts" if shape.system else "beginnings"
+        words.append(f"one of {shape.prefixes} {whose} of {shape.prefix} tokens")
+    if shape.input is not None:
+        words.append(_lengths(shape.input))
+    if shape.task is not None:
+        words.append("a task that is checked")
+    text = " + ".join(words) + f" -> {_lengths(shape.output)}"
+    if shape.turns > 1:
+        text += f"; {shape.turns} turns, {shape.pause:g} s apart"
+    if shape.tenant:
+        text += f"; tenant {shape.tenant}"
+    return text
+
+
+def _lengths(lengths: Lengths) -> str:
+    if isinstance(lengths, LogNormal):
+        return f"{lengths.median:g} tokens (p50; p90 {lengths.p90:g}, at most {lengths.high})"
+    if isinstance(lengths, Uniform):
+        return f"{lengths.low} to {lengths.high} tokens"
+    return f"{lengths.tokens} tokens"

@@ -1,0 +1,254 @@
+"""A scenario on a target: carried out, and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import platform
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tidemill import __version__
+from tidemill.bench.apart import run_apart
+from tidemill.bench.arrivals import Closed
+from tidemill.bench.client import Endpoint
+from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, started
+from tidemill.bench.measures import Slo, Summary, summarise
+from tidemill.bench.run import BenchError, Plan, Progress
+from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.starts import Start, measure_starts
+from tidemill.bench.targets import FULL_LENGTH, GREEDY, Target, choose_model, settle, shown
+from tidemill.bench.workload import Workload
+from tidemill.hardware import core_budget, cpu_info, memory_budget
+
+OPEN_SEQUENCES = 8
+"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
+there are streams."""
+
+FEW = 100
+"""Requests below which p99 is the slowest of them, or nearly."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is not the scenario's. ``path``: of the model that an engine is started with. ``keys``:
+    of tenants by name. ``arguments`` go to an engine that is started."""
+
+    path: Path | None = None
+    slo: Slo | None = None
+    seed: int = 0
+    api_key: str | None = None
+    keys: dict[str, str] = {}
+    threads: int = 1
+    binary: str | None = None
+    arguments: tuple[str, ...] = ()
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Who was measured. ``extra`` was in every request. ``command``, ``version`` and ``threads``:
+    of an engine that was started for it."""
+
+    url: str
+    model: str
+    extra: dict[str, object] = {}
+    usage: bool = True
+    engine: str | None = None
+    version: str | None = None
+    command: list[str] = []
+    threads: int | None = None
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """The one that the load came from, and that an engine was started on."""
+
+    cpu: str
+    architecture: str
+    cores: int
+    memory: int | None
+    system: str
+    python: str
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
+    options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
+    there are several. ``per_core``: output tokens a second for each thread of an engine that was
+    started here."""
+
+    format: int = 1
+    when: str
+    bench: str = __version__
+    scenario: Scenario
+    seed: int
+    slo: Slo | None
+    target: Measured
+    machine: Machine
+    summary: Summary | None = None
+    by_shape: dict[str, Summary] = {}
+    per_core: float | None = None
+    starts: list[Start] = []
+    notes: list[str] = []
+
+
+def measure(
+    scenario: Scenario,
+    target: Target,
+    settings: Settings,
+    *,
+    say: Callable[[str], None],
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Carry out a scenario. ``say`` is told what is being done. Raises TargetError."""
+    workload = Workload(scenario.shapes, settings.seed)
+    result = Result(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        scenario=scenario, seed=settings.seed, slo=settings.slo or scenario.slo,
+        target=Measured(url="", model=target.model or ""), machine=_machine(),
+    )  # fmt: skip
+    if isinstance(scenario.load, Starts):
+        _starts(scenario.load, target, settings, workload, result, say)
+        return result
+    full_length = not scenario.checked
+    with _endpoint(scenario, target, settings, result, say) as (endpoint, pids):
+        say("asking how it can be asked")
+        tenant = (scenario.tenants or [""])[0]
+        endpoint = asyncio.run(
+            settle(endpoint, tenant, full_length=full_length, timeout=scenario.timeout)
+        )
+        plan = Plan(
+            endpoint=endpoint, workload=workload, load=scenario.load, seconds=scenario.seconds,
+            requests=scenario.requests, warmup=scenario.warmup, timeout=scenario.timeout,
+            watch=pids,
+        )  # fmt: skip
+        try:
+            recording = run_apart(plan, on_progress)
+        except BenchError as error:
+            raise TargetError(str(error)) from None
+    result.target = msgspec.structs.replace(
+        result.target, extra=dict(endpoint.extra), usage=endpoint.usage
+    )
+    result.summary = summarise(recording, result.slo)
+    if len(scenario.shapes) > 1:
+        result.by_shape = {
+            shape.name: summarise(recording, result.slo, shape.name) for shape in scenario.shapes
+        }
+    if result.target.threads:
+        result.per_core = result.summary.output_rate / result.target.threads
+    result.notes = _notes(scenario, result, endpoint)
+    return result
+
+
+@contextmanager
+def _endpoint(
+    scenario: Scenario, target: Target, settings: Settings, result: Result,
+    say: Callable[[str], None],
+) -> Iterator[tuple[Endpoint, tuple[int, ...]]]:  # fmt: skip
+    """Where the load goes, and the processes behind it as far as they are known."""
+    if target.engine is None:
+        url = target.url or ""
+        endpoint = _ask(scenario, url, target.model or "", settings.api_key, settings.keys)
+        model = target.model or choose_model(url, settings.api_key)
+        result.target = Measured(url=shown(url), model=model)
+        yield msgspec.structs.replace(endpoint, model=model), ()
+        return
+    say(f"starting {target.engine.name}")
+    tenants = scenario.tenants if target.engine.tenants else []
+    keys = {tenant: secrets.token_urlsafe(24) for tenant in tenants}
+    launch = _launch(scenario, settings, keys)
+    version = target.engine.version(settings.binary)
+    with started(target.engine, launch) as process:
+        try:
+            process.until_ready(scenario.timeout)
+        except TargetError as error:
+            raise TargetError(
+                f"{error}\n({scenario.name} needs {launch.sequences} sequences of {launch.context} "
+                "tokens: --scale makes them shorter)"
+            ) from None
+        result.target = Measured(
+            url=process.url, model=target.model or "", engine=target.engine.name, version=version,
+            command=process.command, threads=settings.threads,
+        )  # fmt: skip
+        yield _ask(scenario, process.url, MODEL_NAME, None, keys), process.pids
+
+
+def _starts(
+    load: Starts, target: Target, settings: Settings, workload: Workload, result: Result,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    if target.engine is None:
+        raise TargetError(
+            f"{result.scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a "
+            "URL"
+        )
+    version = target.engine.version(settings.binary)
+    launch = _launch(result.scenario, settings, {})
+    timeout = result.scenario.timeout
+    result.starts = measure_starts(target.engine, launch, workload, load.repeats, timeout, say)
+    result.target = Measured(
+        url="", model=target.model or "", engine=target.engine.name, version=version,
+        command=target.engine.command(launch, 0, Path()), threads=settings.threads,
+    )  # fmt: skip
+    kept = [s.cached for s in result.starts if s.cold and s.cached is not None]
+    if not any(start.cold for start in result.starts):
+        result.notes.append("no cold starts: files cannot be taken out of the page cache here")
+    elif kept and max(kept) > 0.05:
+        result.notes.append(
+            f"cold starts were not cold: up to {max(kept):.0%} of the files stayed in the page "
+            "cache (does another process use them?)"
+        )
+
+
+def _launch(scenario: Scenario, settings: Settings, keys: dict[str, str]) -> Launch:
+    assert settings.path is not None
+    load = scenario.load
+    sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
+    if isinstance(load, Starts):
+        sequences = 1
+    return Launch(
+        model=settings.path, context=scenario.context, sequences=sequences,
+        threads=settings.threads, keys=keys, binary=settings.binary, arguments=settings.arguments,
+    )  # fmt: skip
+
+
+def _ask(
+    scenario: Scenario, url: str, model: str, api_key: str | None, keys: dict[str, str]
+) -> Endpoint:
+    try:
+        return Endpoint(url, model, scenario.api, api_key, extra=GREEDY, keys=keys)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+
+
+def _notes(scenario: Scenario, result: Result, endpoint: Endpoint) -> list[str]:
+    """What a reader of the figures must know."""
+    summary = result.summary
+    assert summary is not None
+    notes = []
+    if summary.good and not summary.counted:
+        notes.append(
+            "the endpoint does not count tokens (usage): each piece of text counts as one, so "
+            "tokens/s and TPOT may be off"
+        )
+    if summary.short and not scenario.checked:
+        notes.append(
+            f"{summary.short} of {summary.good} answers ended before they were as long as asked "
+            "for: compare engines by answers of equal length only"
+        )
+    elif not scenario.checked and not FULL_LENGTH.keys() <= endpoint.extra.keys():
+        notes.append("the endpoint does not take ignore_eos: models end answers where they like")
+    if 0 < summary.good < FEW:
+        notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
+    if scenario.tenants and not endpoint.keys:
+        notes.append("all tenants used the same key, or none: the endpoint saw one")
+    return notes
+
+
+def _machine() -> Machine:
+    cpu = cpu_info()
+    return Machine(
+        cpu.model, cpu.architecture, core_budget().usable, memory_budget().total,
+        f"{platform.system()} {platform.release()}", platform.python_version(),
+    )  # fmt: skip

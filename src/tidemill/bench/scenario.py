@@ -1,0 +1,128 @@
+"""Scenarios: what is asked, how fast, and what counts as good; TOML files in ``scenarios/``.
+
+name = "short-chat"
+summary = "questions and short answers"
+source = "where the lengths and the arrivals are from"
+seconds = 60                       # of the measured window
+slo = { ttft = 1.0, tpot = 0.1 }   # seconds
+
+[load]                             # arrivals.py, or kind = "starts"
+kind = "gamma"
+rate = 1.0
+
+[[shapes]]                         # workload.py; a task is in tasks.py
+name = "chat"
+input = { kind = "lognormal", median = 120, p90 = 400, high = 1000 }
+output = { kind = "uniform", low = 32, high = 128 }
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from tidemill.bench.arrivals import Closed, Gamma, Trace
+from tidemill.bench.measures import Slo
+from tidemill.bench.workload import Shape
+
+FOLDER = Path(__file__).parent / "scenarios"
+_MAX_FILE = 64 << 20
+"""Bytes; a trace of a million requests fits."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be; the message says which, where, and what is wrong."""
+
+
+class Starts(msgspec.Struct, frozen=True, tag="starts", tag_field="kind",
+             forbid_unknown_fields=True):  # fmt: skip
+    """The engine is started so many times with its files out of the page cache, and as often with
+    them in it; each start ends with the first request's first token (``starts.py``)."""
+
+    repeats: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """See above. The window lasts ``seconds``, and until ``requests`` have ended in a closed loop;
+    ``warmup`` seconds come before it. One request may take ``timeout`` seconds."""
+
+    name: str
+    summary: str
+    load: Closed | Gamma | Trace | Starts
+    shapes: Annotated[tuple[Shape, ...], msgspec.Meta(min_length=1)]
+    source: str = ""
+    seconds: Seconds = 60.0
+    requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    warmup: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 5.0
+    timeout: Seconds = 300.0
+    slo: Slo | None = None
+    api: Literal["chat", "completions"] = "chat"
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"name {self.name!r}: small letters, digits and - only")
+        names = [shape.name for shape in self.shapes]
+        if len(set(names)) < len(names):
+            raise ValueError("two shapes have the same name")
+        for shape in self.shapes:
+            talks = shape.system or shape.turns > 1 or shape.task is not None
+            if self.api == "completions" and talks:
+                raise ValueError(f"shape {shape.name!r}: system, turns and task need api = 'chat'")
+
+    @property
+    def checked(self) -> bool:
+        """Whether answers are checked; then the model ends them itself."""
+        return any(shape.task is not None for shape in self.shapes)
+
+    @property
+    def tenants(self) -> list[str]:
+        return sorted({shape.tenant for shape in self.shapes if shape.tenant})
+
+    @property
+    def context(self) -> int:
+        """Tokens that one sequence needs at most. A word can be more than one token, and a chat
+        template adds some."""
+        return round(max(shape.most for shape in self.shapes) * 1.25) + 256
+
+    def scaled(self, factor: float) -> Scenario:
+        """With prompts and answers so many times as long."""
+        shapes = tuple(shape.scaled(factor) for shape in self.shapes)
+        return msgspec.structs.replace(self, shapes=shapes)
+
+
+def names() -> list[str]:
+    """Of the scenarios that come along."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load(name: str) -> Scenario:
+    """By its name, or from a file whose name ends in .toml. Raises ScenarioError."""
+    if name.endswith(".toml"):
+        return read(Path(name))
+    if name not in names():
+        raise ScenarioError(
+            f"there is no scenario {name!r}; there are {', '.join(names())}, and your own in "
+            "files that end in .toml"
+        )
+    return read(FOLDER / f"{name}.toml")
+
+
+def read(path: Path) -> Scenario:
+    """Raises ScenarioError, and OSError if the file cannot be read."""
+    with path.open("rb") as file:
+        data = file.read(_MAX_FILE + 1)
+    if len(data) > _MAX_FILE:
+        raise ScenarioError(f"{path} is larger than {_MAX_FILE >> 20} MiB")
+    try:
+        return msgspec.convert(tomllib.loads(data.decode()), Scenario)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{path}: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ScenarioError(f"{path} is not valid TOML: {error}") from None

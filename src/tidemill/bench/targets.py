@@ -1,0 +1,187 @@
+"""What is measured: an address, or an engine that is started for it."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from tidemill.bench.client import Client, Endpoint
+from tidemill.bench.engines import BY_HAND, ENGINES, Engine, TargetError
+from tidemill.bench.stream import Answer, read
+from tidemill.bench.workload import Fixed, Prompt, Shape
+
+_LIST_SECONDS = 15.0
+_LIST_BYTES = 1 << 22
+
+GREEDY: dict[str, Any] = {"temperature": 0}
+FULL_LENGTH: dict[str, Any] = {"ignore_eos": True}
+"""What makes answers as long as they may be, with most engines that run on one's own hardware."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """``url`` or ``engine``; ``model`` as far as it was given."""
+
+    url: str | None = None
+    engine: Engine | None = None
+    model: str | None = None
+
+
+def parse(text: str) -> Target:
+    """``http://...`` or ``ENGINE[:MODEL]``. Raises TargetError."""
+    if text.lower().startswith(("http://", "https://")):
+        return Target(url=_base_url(text))
+    name, _, model = text.partition(":")
+    if name in ENGINES:
+        engine = ENGINES[name]
+        model = model or engine.default_model or ""
+        if not model:
+            raise TargetError(f"which model? Give it as {name}:FILE")
+        return Target(engine=engine, model=model)
+    if name in BY_HAND:
+        command, url = BY_HAND[name]
+        raise TargetError(
+            f"{name} is not started here: start it yourself (`{command}`), and give its address, "
+            f"such as --target {url}"
+        )
+    raise TargetError(
+        f"{text!r} is neither a URL, such as http://127.0.0.1:8000/v1, nor an engine that is "
+        f"started here: {', '.join(ENGINES)}, with :MODEL behind it. Any other engine with an "
+        "OpenAI-compatible server can be started by hand and given by its URL"
+    )
+
+
+def _base_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number
+        usable = False
+    if not usable:
+        raise TargetError(f"{text!r} is no URL such as http://127.0.0.1:8000/v1")
+    path = parts.path.rstrip("/") or "/v1"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+
+
+def shown(url: str) -> str:
+    """An address without what may be secret in it."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def served_models(url: str, api_key: str | None) -> list[str]:
+    """The names that ``/v1/models`` lists. Raises TargetError."""
+    parts = urlsplit(url)
+    address = urlunsplit(
+        (parts.scheme, parts.netloc.rpartition("@")[2], f"{parts.path}/models", parts.query, "")
+    )
+    request = urllib.request.Request(address)
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    # As the load generator: no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    where = f"{shown(url)}/models"
+    try:
+        with opener.open(request, timeout=_LIST_SECONDS) as answer:
+            kind, data = answer.headers.get_content_type(), answer.read(_LIST_BYTES)
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise TargetError(f"{where} wants a key (HTTP {error.code}): give --api-key") from None
+        raise TargetError(f"{where} answers HTTP {error.code}: {_WHERE}") from None
+    except (TimeoutError, ssl.SSLError, http.client.HTTPException, OSError) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, TimeoutError):
+            raise TargetError(f"{where} does not answer within {_LIST_SECONDS:g} s") from None
+        if isinstance(reason, http.client.HTTPException):
+            raise TargetError(f"{where} does not speak HTTP: {reason!r}") from None
+        raise TargetError(f"{where} cannot be reached: {reason}; does the server run?") from None
+    try:
+        found = msgspec.json.decode(data, type=_Models)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        what = "a web page" if kind == "text/html" else f"no list of models ({kind})"
+        raise TargetError(f"{where} answers with {what}: {_WHERE}") from None
+    return [model.id for model in found.data]
+
+
+_WHERE = (
+    "is the address that of an OpenAI-compatible API? It mostly ends in /v1. If it has no list of "
+    "models, name one with --model"
+)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def choose_model(url: str, api_key: str | None) -> str:
+    """The one that the endpoint serves. Raises TargetError if it is not one."""
+    names = served_models(url, api_key)
+    if len(names) != 1:
+        listed = ", ".join(names[:20]) or "none"
+        raise TargetError(
+            f"{shown(url)} serves {len(names)} models, name one with --model: {listed}"
+        )
+    return names[0]
+
+
+async def settle(endpoint: Endpoint, tenant: str, *, full_length: bool, timeout: float) -> Endpoint:
+    """How the endpoint can be asked: with as much of greedy sampling, answers of full length
+    (if wanted) and counts of tokens as it takes. Raises TargetError if it answers to nothing."""
+    attempts = [endpoint]
+    if full_length:
+        attempts.insert(0, _asking(endpoint, endpoint.extra | FULL_LENGTH))
+    attempts += [_asking(endpoint, {}), _asking(endpoint, {}, usage=False)]
+    answer = Answer([])
+    for attempt in attempts:
+        answer = await _try(attempt, tenant, timeout)
+        if answer.error in (None, "no_tokens"):  # a model may have nothing to say to this
+            return attempt
+        if answer.error not in ("http_400", "http_422"):  # not about what was asked for
+            break
+    raise TargetError(
+        f"{shown(endpoint.url)}, model {endpoint.model!r}: {_said(answer)}{_other(endpoint)}"
+    )
+
+
+def _asking(endpoint: Endpoint, extra: dict[str, Any], *, usage: bool = True) -> Endpoint:
+    return msgspec.structs.replace(endpoint, extra=extra, usage=usage)
+
+
+async def _try(endpoint: Endpoint, tenant: str, timeout: float) -> Answer:
+    client = Client(endpoint, timeout)
+    try:
+        prompt = Prompt(Shape("first", Fixed(1)), "Hello", 4)
+        return read(await client.send(endpoint.body(prompt), tenant))
+    finally:
+        client.close()
+
+
+def _said(answer: Answer) -> str:
+    said = {
+        "timeout": "it does not answer",
+        "not_a_stream": "it does not stream (is the address that of an OpenAI-compatible API?)",
+        "closed": "it breaks off",
+        "cut_off": "its stream ends without an end",
+        "connect": "it cannot be reached; does the server run?",
+    }
+    return f"{said.get(answer.error or '', answer.error)}: {answer.detail}"
+
+
+def _other(endpoint: Endpoint) -> str:
+    """The models that it has, if this is not one of them."""
+    try:
+        names = served_models(endpoint.url, endpoint.api_key)
+    except TargetError:
+        return ""
+    if endpoint.model in names:
+        return ""
+    return f" (it serves {', '.join(names[:20]) or 'no model'})"

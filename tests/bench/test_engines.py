@@ -1,0 +1,141 @@
+"""Engines as child processes: a program that stands for llama-server, and Tidemill itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from support import fake_llama_server
+from tidemill.bench.engines import ENGINES, Launch, TargetError, started
+from tidemill.bench.starts import measure_starts, medians
+from tidemill.bench.workload import Fixed, Shape, Workload
+from tidemill.store.packed import Header, PackedFile
+
+LLAMA, TIDEMILL = ENGINES["llama.cpp"], ENGINES["tidemill"]
+WORKLOAD = Workload((Shape("first", Fixed(4), Fixed(2)),))
+
+
+def launch(model: Path, binary: Path | None = None, **fields: object) -> Launch:
+    return Launch(
+        model=model, context=300, sequences=4, threads=1,
+        binary=None if binary is None else str(binary), **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def gone(pid: int) -> bool:
+    """Ended, or about to be reaped."""
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_llama_server_is_called_as_it_wants(tmp_path: Path) -> None:
+    binary = fake_llama_server.write(tmp_path)
+    with started(LLAMA, launch(tmp_path / "m.gguf", binary, arguments=("-fa", "on"))) as process:
+        listening, ready = process.until_ready(60)
+        assert 0 < listening <= ready
+        (pid,) = process.pids
+    assert gone(pid)
+    told = json.loads((tmp_path / "told.json").read_text())
+    pairs = dict(zip(told[::2], told[1::2], strict=False))
+    assert pairs["-m"] == str(tmp_path / "m.gguf")
+    assert (pairs["-np"], pairs["-c"], pairs["-t"]) == ("4", "1200", "1")
+    assert told[-2:] == ["-fa", "on"]
+    assert LLAMA.version(str(binary)) == "4711 (abcdef)"
+
+
+def test_what_is_not_installed_is_named_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TargetError, match=r"llama-server is not on PATH.*releases.*--binary"):
+        LLAMA.version(None)
+    with pytest.raises(TargetError, match="no program that can be run"):
+        LLAMA.version(str(tmp_path / "none"))
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho hello\n")
+    other.chmod(0o755)
+    with pytest.raises(TargetError, match="no llama-server: hello"):
+        LLAMA.version(str(other))
+    fake_llama_server.write(tmp_path)
+    assert LLAMA.version(None) == "4711 (abcdef)"
+    with pytest.raises(TargetError, match="--binary is for"):
+        TIDEMILL.version("x")
+
+
+def test_an_engine_that_ends_says_its_last_words(tmp_path: Path) -> None:
+    binary = fake_llama_server.write(tmp_path, "dies")
+    with (
+        started(LLAMA, launch(tmp_path, binary)) as process,
+        pytest.raises(TargetError, match=r"ended with status 1: .*the file is no model"),
+    ):
+        process.until_ready(60)
+
+
+def test_an_engine_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
+    binary = fake_llama_server.write(tmp_path, "hangs")
+    with started(LLAMA, launch(tmp_path, binary)) as process:
+        with pytest.raises(TargetError, match="was not ready within 0"):
+            process.until_ready(0.5)
+        pids = process.pids
+    assert all(map(gone, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
+    binary = fake_llama_server.write(tmp_path)
+    program = (
+        "import os, sys; from pathlib import Path\n"
+        "from tidemill.bench.engines import *\n"
+        f"launch = Launch(model=Path('m'), context=9, sequences=1, threads=1, "
+        f"binary={str(binary)!r})\n"
+        "with started(ENGINES['llama.cpp'], launch) as process:\n"
+        "    process.until_ready(60)\n"
+        "    print(process.pids[0], flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as bench:
+        assert bench.stdout is not None
+        pid = int(bench.stdout.readline())
+        bench.kill()
+    deadline = time.monotonic() + 30
+    while not gone(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_a_start_reads_is_of_this_model_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
+    files = [
+        PackedFile(model.with_suffix(".packed"), Header("k", (str(model),), 0, 0, 0, {}), 1, 1)
+        for model in models
+    ]
+    monkeypatch.setattr("tidemill.store.packed.list_packed", lambda: files)
+    assert TIDEMILL.caches(models[1]) == [files[1].path]
+
+
+def test_cold_and_warm_starts_of_tidemill(
+    tmp_path: Path, tiny_chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))
+    said: list[str] = []
+    starts = measure_starts(TIDEMILL, launch(tiny_chat_model), WORKLOAD, 1, 120, said.append)
+    assert [start.cold for start in starts] == (
+        [True, False] if hasattr(os, "posix_fadvise") else [False]
+    )
+    for start in starts:
+        assert 0 < start.listening <= start.ready < start.first_token
+        assert start.second > 0
+    assert starts[-1].cached is not None
+    assert starts[-1].cached > 0.5
+    assert medians(starts, cold=False)["ready"] == starts[-1].ready
+    assert len(said) == 1 + len(starts)
