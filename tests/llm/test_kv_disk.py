@@ -38,7 +38,7 @@ def store_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """This model is computed faster than some disks are read, and machines may stand still."""
-    monkeypatch.setattr(kv_disk.DiskTier, "seconds", lambda *_: 0.0)
+    monkeypatch.setattr(kv_disk.DiskTier, "seconds", lambda *_: -1.0)
     monkeypatch.setattr(kv_tier, "_LEAST_PATIENCE", 60.0)
 
 
