@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Protocol
 from peers.llama_cpp import LlamaCpp
 from peers.llama_cpp_server import GREEDY
 from peers.protocol import die_with_parent, tail
+from tidemill.bench.processes import family, free_port
 
 MODEL_NAME = "model"
 _START_SECONDS = 120.0
@@ -86,7 +85,7 @@ class ServerProcess:
 
     def __init__(self, kind: Kind, model: Path, limits: Limits, log: Path) -> None:
         self.kind = kind
-        self.port = _free_port()
+        self.port = free_port()
         command = kind.command(model, self.port, limits)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -107,7 +106,7 @@ class ServerProcess:
     @property
     def pids(self) -> tuple[int, ...]:
         """The process that was started, and those that it has started."""
-        return tuple(_family(self._process.pid))
+        return tuple(family(self._process.pid))
 
     def pause(self) -> None:
         for pid in self.pids:
@@ -134,18 +133,3 @@ class ServerProcess:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
         raise RuntimeError(f"{self.kind.name} does not start: {tail(log.read_bytes())}")
-
-
-def _family(pid: int) -> Sequence[int]:
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in task.read_text().split():
-                found += _family(int(child))
-    return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

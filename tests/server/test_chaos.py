@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from support.serving import Server, Stream, events_of, serving, until
+from tidemill.bench.processes import free_port
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 CHAT = "/v1/chat/completions"
@@ -132,11 +133,6 @@ def _alive(pid: int) -> bool:
 
 
 # ---- no room
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def test_a_log_that_cannot_be_written(tiny_chat_model: Path, tmp_path: Path) -> None:

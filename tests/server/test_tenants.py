@@ -7,8 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from support.serving import begin_request, serving, until
-from tidemill.server.keys import digest_of
+from support.serving import begin_request, serving, until, write_keys
 
 BODY: dict[str, Any] = {
     "model": "tiny", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 300,
@@ -18,12 +17,7 @@ BODY: dict[str, Any] = {
 
 def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "".join(
-            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
-            for name in ("flood", "modest")
-        )
-    )
+    write_keys(keys, "flood", "modest")
     with serving(
         str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "4",
         "--api-key-file", str(keys),
@@ -59,12 +53,7 @@ def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: P
 def test_another_is_served_while_the_flood_goes_on(tiny_chat_model: Path, tmp_path: Path) -> None:
     """It finds a place at once, where all places are wanted, and its prompt does not wait."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "".join(
-            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
-            for name in ("flood", "modest")
-        )
-    )
+    write_keys(keys, "flood", "modest")
     with serving(
         str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
         "--api-key-file", str(keys),
@@ -93,12 +82,7 @@ def test_nobody_learns_from_the_cache_what_others_have_asked(
     tiny_chat_model: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        "".join(
-            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
-            for name in ("one", "other")
-        )
-    )
+    write_keys(keys, "one", "other")
     messages = [{"role": "user", "content": "The secret is 42. " * 20}]
     body = {**BODY, "n": 1, "max_tokens": 1, "messages": messages}
 

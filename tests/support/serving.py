@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tidemill.server.keys import digest_of
+
 _READY = re.compile(r"serving .* at http://([\d.]+):(\d+)/v1")
 
 
@@ -157,6 +159,13 @@ class Server:
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+def write_keys(file: Path, *names: str) -> None:
+    """A file of tenants whose keys are their names."""
+    file.write_text(
+        "".join(f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n' for name in names)
+    )
 
 
 def send_request(connection: socket.socket, path: str, body: Any, key: str = "") -> None:

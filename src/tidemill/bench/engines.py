@@ -26,6 +26,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from tidemill import __version__
+from tidemill.bench.processes import family, free_port
 
 MODEL_NAME = "model"
 """What an engine that was started here calls its model."""
@@ -182,7 +183,7 @@ class EngineProcess:
     @property
     def pids(self) -> tuple[int, ...]:
         """Its process, and those that it has started."""
-        return tuple(_family(self._process.pid))
+        return tuple(family(self._process.pid))
 
     def until_ready(self, seconds: float) -> tuple[float, float]:
         """Seconds from its start until it listened, and until it could be asked. Raises
@@ -237,7 +238,7 @@ def started(engine: Engine, launch: Launch) -> Iterator[EngineProcess]:
     """An engine that is being started, and is ended in the end."""
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as name:
         folder = Path(name)
-        port = _free_port()
+        port = free_port()
         command = engine.command(launch, port, folder)
         process = EngineProcess(engine.name, command, port, folder / "log")
         try:
@@ -254,18 +255,3 @@ def _end_with_parent() -> Callable[[], None] | None:
     prctl = ctypes.CDLL(None).prctl
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     return lambda: prctl(set_parent_death_signal, signal.SIGTERM) and None
-
-
-def _family(pid: int) -> list[int]:
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in task.read_text().split():
-                found += _family(int(child))
-    return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

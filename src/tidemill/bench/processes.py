@@ -1,10 +1,12 @@
-"""CPU time of processes on this machine, from /proc (proc(5))."""
+"""Processes on this machine: their CPU time and children, from /proc (proc(5)), and a port."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,6 +21,23 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
     fields = stat.rpartition(")")[2].split()  # the name before it can hold anything
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def family(pid: int) -> list[int]:
+    """A process, and those that it has started, with theirs."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in task.read_text().split():
+                found += family(int(child))
+    return found
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
 
 
 class CpuMeter:

@@ -20,7 +20,7 @@ from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
 from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
-from tidemill.server.models import Generation, LoadedModel, Models
+from tidemill.server.models import Entry, Generation, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
 from tidemill.server.tracing import Tracing
 
@@ -52,6 +52,10 @@ class Service:
         self.check(name, tenant)
         with (await self.models.get(name)).in_use() as loaded:
             yield loaded
+
+    def visible(self, tenant: Tenant) -> list[Entry]:
+        """The models that this tenant may use."""
+        return [entry for entry in self.models if tenant.may_use(entry.config.name)]
 
     def check(self, name: str, tenant: Tenant) -> None:
         """Raises ApiError 403 or 404 for a model that this tenant cannot use."""

@@ -26,8 +26,7 @@ def is_anthropic(exchange: Exchange) -> bool:
 async def list_models(service: Service, exchange: Exchange) -> None:
     data = [
         _describe(entry, name)
-        for entry in service.models
-        if exchange.tenant.may_use(entry.config.name)
+        for entry in service.visible(exchange.tenant)
         for name in (entry.config.name, *entry.config.aliases)
     ]
     try:

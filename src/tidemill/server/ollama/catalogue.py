@@ -57,7 +57,7 @@ _known: WeakKeyDictionary[Entry, _Facts] = WeakKeyDictionary()
 
 async def tags(service: Service, exchange: Exchange) -> None:
     models = []
-    for entry in _visible(service, exchange):
+    for entry in service.visible(exchange.tenant):
         try:
             facts = await _facts(service, entry)
         except ModelUnavailable:  # it has not been downloaded yet
@@ -71,7 +71,7 @@ async def tags(service: Service, exchange: Exchange) -> None:
 
 async def running(service: Service, exchange: Exchange) -> None:
     models = []
-    for entry in _visible(service, exchange):
+    for entry in service.visible(exchange.tenant):
         model = entry.model
         if model is None:
             continue
@@ -139,10 +139,6 @@ def timestamp(seconds: float) -> str:
 
 
 # ---- facts
-
-
-def _visible(service: Service, exchange: Exchange) -> list[Entry]:
-    return [e for e in service.models if exchange.tenant.may_use(e.config.name)]
 
 
 async def _facts(service: Service, entry: Entry) -> _Facts:

@@ -34,8 +34,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 async def list_models(service: Service, exchange: Exchange) -> None:
     data = [
         _describe(entry, name)
-        for entry in service.models
-        if exchange.tenant.may_use(entry.config.name)
+        for entry in service.visible(exchange.tenant)
         for name in (entry.config.name, *entry.config.aliases)
     ]
     await exchange.json({"object": "list", "data": data})

@@ -17,6 +17,7 @@ from tidemill.server.errors import renaming
 from tidemill.server.http import DONE, Exchange, sse
 from tidemill.server.models import Generation, LoadedModel
 from tidemill.server.openai.answers import error_body, finish_reason, usage_of
+from tidemill.server.openai.inputs import Input, separated
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
 
@@ -27,7 +28,7 @@ MAX_PROMPTS = 256
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """The body. ``prompt``: a text, token ids, or a list of either."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Input
     logprobs: int | None = None
     echo: bool | None = None
 
@@ -40,13 +41,8 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
 
     def prompts(self) -> list[str | list[int]]:
         """Each of the prompts. Raises RequestError for what is none."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if given and all(isinstance(item, int) for item in given):
-            return [[item for item in given if isinstance(item, int)]]
-        prompts = [item for item in given if isinstance(item, str | list)]
-        if not prompts or len(prompts) != len(given):
+        prompts = separated(self.prompt)
+        if prompts is None:
             raise RequestError(
                 "prompt must be a text, a list of token ids, or a list of texts or of such lists, "
                 "and not empty",

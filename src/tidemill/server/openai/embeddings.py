@@ -17,6 +17,7 @@ from tidemill.server.embedding import MAX_TEXTS, Texts, check_vector, prepare_te
 from tidemill.server.errors import renaming
 from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.models import LoadedModel
+from tidemill.server.openai.inputs import Input, separated
 from tidemill.server.service import Service
 
 
@@ -29,7 +30,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """
 
     model: str
-    input: str | list[str | int | list[int]]
+    input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     user: str | None = None
@@ -41,13 +42,8 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
     def texts(self) -> Texts:
         """Each of the inputs. Raises RequestError for what is none."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        if given and all(isinstance(item, int) for item in given):
-            return [[item for item in given if isinstance(item, int)]]
-        texts = [item for item in given if isinstance(item, str | list)]
-        if not texts or len(texts) != len(given) or len(texts) > MAX_TEXTS:
+        texts = separated(self.input)
+        if texts is None or len(texts) > MAX_TEXTS:
             raise RequestError(
                 "input must be a text, a list of token ids, or a list of texts or of such lists, "
                 f"not empty and of at most {MAX_TEXTS}",
