@@ -22,7 +22,7 @@ from tidemill.backends.base import KVDtype
 from tidemill.engine import kv_tier
 from tidemill.engine.base import TierStats
 from tidemill.llm import kv_disk
-from tidemill.store.kv import open_kv_file
+from tidemill.store.kv import KVFile, open_kv_file
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPT = {"prompt_token_ids": [(11 * i + i // 13) % 256 for i in range(500)]}
@@ -104,7 +104,19 @@ def test_a_real_model_with_windows_goes_on_where_it_was(
     assert [cached for _, cached in found] == [0, 688]
 
 
-def test_what_fell_out_of_memory_comes_back(model: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_fell_out_of_memory_comes_back(
+    model: Path, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a slow disk as well: what still waits to be written is there."""
+    if slow:
+        write = KVFile.write
+
+        def slowly(self: KVFile, name: bytes, data: kv_tier.Data) -> None:
+            time.sleep(0.01)
+            write(self, name, data)
+
+        monkeypatch.setattr(KVFile, "write", slowly)
     context = 512 + 16
     with opened(model, max_context=context, max_sequences=1) as llm:
         blocks = llm.core.compiled.cache.kv.n_blocks

@@ -134,7 +134,11 @@ class DiskTier:
         self._file.use(names)
 
     def find(self, names: Sequence[bytes]) -> int:
-        return next((i for i, name in enumerate(names) if name not in self._file), len(names))
+        with self._changed:  # what waits to be written is here as well
+            return next(
+                (i for i, n in enumerate(names) if n not in self._file and n not in self._writes),
+                len(names),
+            )
 
     def seconds(self, n: int) -> float:
         belief: float = 0.5 ** ((time.monotonic() - self._measured_at) / _RATE_HALF_LIFE)
@@ -217,26 +221,29 @@ class DiskTier:
 
     def _read_one(self, fetch: _Fetch) -> None:
         started = time.monotonic()
-        data = np.empty(self._block_bytes, np.uint8)
-        found = False
+        found: Data | None = None
         try:
             name = fetch.names[0]
-            found = self._file.read(name, data)
+            # Only this thread takes anything out of what waits to be written.
+            found = self._writes.get(name)
+            if found is None:
+                data = np.empty(self._block_bytes, np.uint8)
+                found = data if self._file.read(name, data) else None
         except IndexError:  # cancelled meanwhile
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             self._damaged += 1
             if self._damaged == 1:
                 log.warning("kept KV blocks cannot be read and are computed again: %s", error)
         now = time.monotonic()
         with self._changed:
-            if found:
+            if found is not None:
                 self._read += 1
                 self._seconds_per_block += _RATE_WEIGHT * (now - started - self._seconds_per_block)
                 self._measured_at = now
-            if found and fetch.names:
+            if found is not None and fetch.names:
                 fetch.names.popleft()
-                fetch.ready.append(data)
+                fetch.ready.append(found)
             else:
                 fetch.names.clear()  # what follows is of no use without it
             self._changed.notify_all()
