@@ -1,0 +1,74 @@
+"""The contract between what a step costs, the simulation, and the sizing.
+
+``calibrate`` and hardware profiles give a ``StepTime``; a ``ReplicaSpec`` puts one behind the
+engine's limits; the simulation plays requests on replicas; the sizing tries specs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from tidemill.records import dataclass
+
+Origin = Literal["measured", "data sheet"]
+"""Where a step's seconds come from; what is simulated with them is never better than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one forward step computes: prompt chunks, and decodes of one token each.
+
+    prompt_context, decode_context: tokens attended to, added up over the step's tokens of either
+    kind (a token at position p attends to p + 1). rows: rows of logits.
+    """
+
+    prompt_tokens: int
+    prompt_context: int
+    decodes: int
+    decode_context: int
+    rows: int
+
+
+class StepTime(Protocol):
+    """How long steps take on some hardware, with some model in some format."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    @property
+    def source(self) -> str:
+        """Which calibration or data sheets, in words."""
+        ...
+
+    @property
+    def band(self) -> float:
+        """How far it may be off, as a share: half the width of the error band around a step's
+        seconds. Of held-out steps for a calibration, an assumption for a data sheet."""
+        ...
+
+    def seconds(self, work: StepWork) -> float:
+        """Of a whole step as the engine sees it, scheduling and sampling included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One engine that serves one copy of a model.
+
+    n_blocks: KV blocks of ``block_size`` tokens that fit in its memory beside the weights. The
+    limits are those of ``tidemill.engine.base.EngineConfig``. request_seconds: what a request costs
+    before its first step (HTTP, rendering, tokens). hour: its price per hour, with power, None if
+    unknown; devices: how many accelerators or machines it takes.
+    """
+
+    name: str
+    step_time: StepTime
+    n_blocks: int
+    max_context: int
+    block_size: int = 16
+    max_sequences: int = 64
+    max_batch_tokens: int = 512
+    max_prefill_tokens: int = 256
+    request_seconds: float = 0.0
+    devices: int = 1
+    hour: float | None = None
