@@ -11,7 +11,13 @@ import click
 from tidemill.cli.options import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidemill.advise.advice import Advice
     from tidemill.advise.answers import Answers
+    from tidemill.advise.flips import Flips
+    from tidemill.advise.page import Report
+    from tidemill.advise.scores import Dimension
 
 
 @click.command()
@@ -31,6 +37,11 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--markdown", is_flag=True, help="The report as Markdown.")
+@click.option("--page", is_flag=True, help="Ask on a page in the browser, and answer there.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", default=0,
+    help="Of the page, on this machine alone. [default: any free one]",
+)  # fmt: skip
 @click.option(
     "--check-facts", is_flag=True,
     help="Show when the facts were looked up; exits with 1 if some are too old.",
@@ -46,6 +57,8 @@ def advise(
     weights: str | None,
     as_json: bool,
     markdown: bool,
+    page: bool,
+    port: int,
     check_facts: bool,
     max_age: int | None,
 ) -> None:
@@ -57,6 +70,10 @@ def advise(
     """
     if as_json and markdown:
         raise click.UsageError("--json or --markdown, not both")
+    if page and (as_json or markdown or defaults or write_answers is not None or check_facts):
+        raise click.UsageError("--page takes --answers, --weights, --max-age and --port only")
+    if port and not page:
+        raise click.UsageError("--port is for --page")
     from tidemill.advise.facts import MAX_AGE, load_engines
 
     engines = load_engines()
@@ -71,6 +88,24 @@ def advise(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--weights") from None
     candidates = tuple(id for id, engine in engines.items() if "component" not in engine.classes)
+    from tidemill.advise import flips, report
+    from tidemill.advise.advice import advise as advise_on
+    from tidemill.advise.evidence import Evidence
+
+    evidence = Evidence()
+
+    def decided(answers: Answers, shares: Mapping[Dimension, float]) -> tuple[Advice, Flips]:
+        advice = advise_on(
+            answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
+        )
+        return advice, flips.find(answers, engines, evidence, shares)
+
+    if page:
+        answers = _answers(answers_file, answers_file is None, candidates)
+        _serve(
+            answers, shares, candidates, lambda case, by: report.blocks(*decided(case, by)), port
+        )
+        return
     answers = _answers(answers_file, defaults, candidates)
     if write_answers is not None:
         from tidemill.advise.answers import write
@@ -79,20 +114,31 @@ def advise(
             click.echo(write(answers), nl=False)
             return
         Path(write_answers).write_text(write(answers), "utf-8")
-
-    from tidemill.advise import flips, report
-    from tidemill.advise.advice import advise as advise_on
-    from tidemill.advise.evidence import Evidence
-
-    evidence = Evidence()
-    advice = advise_on(
-        answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
-    )
-    found = flips.find(answers, engines, evidence, shares)
+    advice, found = decided(answers, shares)
     if as_json:
         _echo_json(report.as_data(advice, found))
     else:
         _echo_blocks(report.blocks(advice, found), markdown=markdown)
+
+
+def _serve(
+    answers: Answers,
+    weights: Mapping[Dimension, float],
+    engines: tuple[str, ...],
+    report: Report,
+    port: int,
+) -> None:
+    from tidemill.advise.page import application, serve
+
+    def on_ready(url: str) -> None:
+        click.echo(f"tidemill: the interview is at {url} (Ctrl-C ends it)", err=True)
+
+    try:
+        serve(application(answers, weights, engines, report), port, on_ready)
+    except OSError as error:
+        raise click.ClickException(
+            f"port {port}: {error.strerror}; --port 0 takes any free one"
+        ) from None
 
 
 def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answers:
