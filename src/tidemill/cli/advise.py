@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.blocks import echo_blocks, echo_json
 from tidemill.cli.options import read_text
 
 if TYPE_CHECKING:
@@ -116,9 +117,9 @@ def advise(
         Path(write_answers).write_text(write(answers), "utf-8")
     advice, found = decided(answers, shares)
     if as_json:
-        _echo_json(report.as_data(advice, found))
+        echo_json(report.as_data(advice, found))
     else:
-        _echo_blocks(report.blocks(advice, found), markdown=markdown)
+        echo_blocks(report.blocks(advice, found), markdown=markdown)
 
 
 def _serve(
@@ -172,7 +173,7 @@ def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> 
         if engine.stale(today, limit)
     }  # fmt: skip
     if as_json:
-        _echo_json(
+        echo_json(
             {
                 "today": str(today),
                 "max_age": limit,
@@ -193,7 +194,7 @@ def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> 
             }
         )
     else:
-        _echo_blocks(report.facts_blocks(engines, today, limit), markdown=markdown)
+        echo_blocks(report.facts_blocks(engines, today, limit), markdown=markdown)
     if stale:
         raise SystemExit(1)
 
@@ -203,24 +204,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, bool)) else (
         list(value) if isinstance(value, tuple) else str(value)
     )  # fmt: skip
-
-
-def _echo_json(data: object) -> None:
-    import json
-
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def _echo_blocks(blocks: Any, *, markdown: bool) -> None:
-    import shutil
-
-    from tidemill.advise.document import as_markdown, as_text
-
-    if markdown:
-        click.echo(as_markdown(blocks), nl=False)
-        return
-    width = min(110, max(60, shutil.get_terminal_size((88, 24)).columns))
-    click.echo(as_text(blocks, width), nl=False)
 
 
 def _today() -> Any:

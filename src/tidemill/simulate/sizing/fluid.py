@@ -82,14 +82,15 @@ def _steady(spec: ReplicaSpec, mix: Mix, sequences: int) -> Ceiling:
     return Ceiling(decoding / mix.output / seconds, sequences, seconds)
 
 
-def fitted(spec: ReplicaSpec, mix: Mix, tpot: float | None) -> ReplicaSpec:
-    """With limits that keep every step to ``tpot`` seconds, as far as limits can: then no answer's
-    mean time per token is longer. Without a limit they stay what they are."""
+def fitted(spec: ReplicaSpec, mix: Mix, tpot: float | None, limits: tuple[str, ...]) -> ReplicaSpec:
+    """With those of its ``limits`` that can be set such that every step keeps to ``tpot`` seconds,
+    if they can do that: then no answer's mean time per token is longer."""
     if tpot is None:
         return spec
     sequences = ceiling(spec, mix, tpot).sequences
     prefill = spec.max_prefill_tokens
-    while prefill > _LEAST_PREFILL and _mixed(spec, mix, prefill, sequences) > tpot:
+    adjustable = "max_prefill_tokens" in limits
+    while adjustable and prefill > _LEAST_PREFILL and _mixed(spec, mix, prefill, sequences) > tpot:
         prefill //= 2
     return dataclasses.replace(spec, max_sequences=sequences, max_prefill_tokens=prefill)
 

@@ -24,8 +24,8 @@ class Option:
     devices of a replica at full load."""
 
     hardware: str
+    kind: Literal["gpu", "cpu"]
     weights: str
-    bits: float
     tensor: int
     pipeline: int
     spec: ReplicaSpec | None
@@ -35,6 +35,11 @@ class Option:
     @property
     def devices(self) -> int:
         return self.tensor * self.pipeline
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Those of a step that can be set: in vLLM on GPUs, in ``tidemill serve`` elsewhere."""
+        return ("max_prefill_tokens", "max_sequences") if self.kind == "gpu" else ("max_sequences",)
 
     @property
     def words(self) -> str:

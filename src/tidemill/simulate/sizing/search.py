@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.play import Scaled
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Goal
 from tidemill.simulate.sizing.option import (
@@ -26,7 +27,7 @@ from tidemill.simulate.sizing.option import (
     front,
     replicas_for,
 )
-from tidemill.simulate.sizing.trial import Metric, Scaled, Trial, Trials, cause, meets, misses
+from tidemill.simulate.sizing.trial import Metric, Trial, Trials, cause, meets, misses
 
 PRECISION = 1.05
 """The rate that is found and one that is too high differ by this factor at most."""
@@ -166,7 +167,12 @@ class _Search:
         if price is None:
             return Entry(option, "no price", "not compared: it has no price")
         slo, mix = self._goal.slo, self._mix
-        spec = fitted(_slow(option.spec), mix, slo.tpot)
+        if option.spec.max_context < mix.context:
+            most = option.spec.max_context
+            return Entry(
+                option, "memory", f"takes sequences of {most} tokens; some have {mix.context}"
+            )
+        spec = fitted(_slow(option.spec), mix, slo.tpot, option.limits)
         option = dataclasses.replace(
             option, spec=dataclasses.replace(spec, step_time=option.spec.step_time)
         )
@@ -270,7 +276,7 @@ class _Search:
     def _tuned(self, entry: Entry) -> Entry:
         """With the limits of its batches varied, one after the other, as long as that helps."""
         self._say(f"varying the batches of {entry.option.words}")
-        for name in ("max_prefill_tokens", "max_sequences"):
+        for name in entry.option.limits:
             for factor in (2, 0.5):
                 while (better := self._varied(entry, name, factor)) is not None:
                     entry = better

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 from tidemill.bench.measures import Slo
 from tidemill.records import dataclass
-from tidemill.simulate.base import ReplicaSpec, StepTime, StepWork
+from tidemill.simulate.base import ReplicaSpec
 
 Metric = Literal["ttft", "tpot", "e2e"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
@@ -22,7 +22,6 @@ class Latency:
 
     p50: float
     p99: float
-    mean: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +109,3 @@ def cause(trial: Trial, metric: Metric | None) -> str:
     if trial.growing or trial.busy >= 1 - _NOTICED:
         return f"requests queue: it computes {trial.busy:.0%} of the time"
     return "prompts take too long to compute"
-
-
-class Scaled:
-    """Step times ``factor`` times as long: what they are at the end of their error band."""
-
-    def __init__(self, step_time: StepTime, factor: float) -> None:
-        self._seconds = step_time.seconds
-        self._factor = factor
-        self.origin = step_time.origin
-        self.source = step_time.source
-        self.band = step_time.band
-
-    def seconds(self, work: StepWork) -> float:
-        return self._factor * self._seconds(work)

@@ -1,0 +1,120 @@
+"""A scenario as the sizing sees it: its mean lengths, and simulations of it at any rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from tidemill.bench.arrivals import Gamma
+from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.workload import Workload
+from tidemill.records import dataclass
+from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.play import Deployment, play
+from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token
+from tidemill.simulate.sizing.trial import METRICS, Latency, Trial
+from tidemill.simulate.traffic import task_tokens
+
+_SAMPLE = 500  # conversations from which lengths are taken
+
+_REQUESTS = 600
+"""In the measured window, at least: p99 is then the sixth longest."""
+
+_LIVES = 6
+"""Times that an answer takes, which the window lasts at least; half as long comes before it."""
+
+_GROWN = 1.25
+"""Times as many outstanding in the second half of the window as in the first: more than chance."""
+
+
+class LoadError(ValueError):
+    """A scenario that cannot be sized for."""
+
+
+class ScenarioLoad:
+    """What a scenario's requests are like. Its own rate or concurrency is not used.
+
+    ``mix``: their lengths. Called with a spec, requests a second and replicas, it simulates them:
+    see ``trial.Trials``. A rate counts requests, those of later turns too.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int = 0) -> None:
+        if isinstance(scenario.load, Starts):
+            raise LoadError(f"{scenario.name} measures starts: there is no load to size for")
+        self._scenario = scenario
+        self._seed = seed
+        self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+        requests = list(_requests(scenario, seed))
+        self._turns = len(requests) / _SAMPLE
+        self.mix = _mix(requests)
+
+    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
+        best = ceiling(spec, self.mix)
+        life = first_token(spec, self.mix) + self.mix.output * best.step
+        window = max(_REQUESTS / rate, _LIVES * life)
+        scenario = msgspec.structs.replace(
+            self._scenario, load=Gamma(rate / self._turns, self._burstiness), seconds=window,
+            warmup=window / 2, timeout=1e6,
+        )  # fmt: skip
+        run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
+        summary, usage = run.tally.summary(None), run.usage
+        time = run.seconds * replicas
+        first, second = run.outstanding
+        return Trial(
+            rate=rate,
+            replicas=replicas,
+            requests=summary.requests,
+            failed=summary.requests - summary.good,
+            growing=second > _GROWN * first + 3 * math.sqrt(first),
+            latency={
+                metric: Latency(found["p50"].value, found["p99"].value)
+                for metric in METRICS
+                if (found := summary.latency.get(metric))
+            },
+            in_flight=(first + second) / 2,
+            output_rate=summary.output_rate,
+            busy=usage.busy / time,
+            prompts=usage.prompts / usage.busy if usage.busy else 0.0,
+            no_slot=usage.no_slot / time,
+            no_memory=usage.no_memory / time,
+            preemptions=usage.preemptions,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Tokens: ``cached`` of a prompt that others, or earlier turns, had before."""
+
+    cached: int
+    prompt: int
+    output: int
+
+
+def _requests(scenario: Scenario, seed: int) -> Iterator[_Request]:
+    """Those of some conversations. Shared beginnings count as cached: of all that share one, only
+    the first computes it."""
+    workload = Workload(scenario.shapes, seed)
+    for index in range(_SAMPLE):
+        before = 0
+        turns = workload.sizes(index).shape.turns
+        for turn in range(turns):
+            sizes = workload.sizes(index, turn)
+            if not turn and sizes.beginning:
+                before = sizes.shape.prefix
+            prompt = sizes.words + task_tokens(sizes)
+            yield _Request(before, prompt, sizes.max_tokens)
+            before += prompt + sizes.max_tokens
+
+
+def _mix(requests: list[_Request]) -> Mix:
+    n = len(requests)
+    prompts = sorted(request.prompt for request in requests)
+    return Mix(
+        prompt=sum(prompts) / n,
+        cached=sum(request.cached for request in requests) / n,
+        output=sum(request.output for request in requests) / n,
+        longest=prompts[math.ceil(0.99 * n) - 1],
+        context=max(r.cached + r.prompt + r.output for r in requests),
+    )

@@ -1,0 +1,86 @@
+"""Step times, options and simulations made up for tests of the sizing: quick and known exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidemill.simulate.base import Origin, ReplicaSpec, StepWork
+from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, next_token
+from tidemill.simulate.sizing.option import Option
+from tidemill.simulate.sizing.trial import Latency, Trial
+
+MIX = Mix(prompt=100.0, cached=0.0, output=50.0, longest=400, context=600)
+
+
+@dataclass(frozen=True)
+class Straight:
+    """``fixed`` seconds a step and ``each`` for every token."""
+
+    fixed: float = 0.01
+    each: float = 0.0001
+    band: float = 0.0
+    origin: Origin = "data sheet"
+    source: str = "made up"
+
+    def seconds(self, work: StepWork) -> float:
+        return self.fixed + self.each * (work.prompt_tokens + work.decodes)
+
+
+def spec(fixed: float = 0.01, each: float = 0.0001, band: float = 0.0, **more: Any) -> ReplicaSpec:
+    fields: dict[str, Any] = {
+        "name": "made", "step_time": Straight(fixed, each, band), "n_blocks": 10_000,
+        "max_context": 4096, "max_sequences": 64, "max_batch_tokens": 2048,
+        "max_prefill_tokens": 2048,
+    }  # fmt: skip
+    return ReplicaSpec(**{**fields, **more})
+
+
+def option(
+    name: str = "made", *, tensor: int = 1, watts: float | None = None, kind: Any = "gpu",
+    **more: Any,
+) -> Option:  # fmt: skip
+    """``more``: of its spec, which has the same name."""
+    made = spec(name=name, devices=tensor, **more)
+    return Option(name, kind, "bf16", tensor, 1, made, "", watts)
+
+
+def trial(**changes: Any) -> Trial:
+    """One that met what is met easily."""
+    fields: dict[str, Any] = {
+        "rate": 1.0, "replicas": 1, "requests": 1000, "failed": 0, "growing": False,
+        "latency": {
+            "ttft": Latency(0.1, 0.2), "tpot": Latency(0.02, 0.03), "e2e": Latency(1.0, 2.0)
+        },
+        "in_flight": 1.0, "output_rate": 50.0, "busy": 0.5, "prompts": 0.1, "no_slot": 0.0,
+        "no_memory": 0.0, "preemptions": 0,
+    }  # fmt: skip
+    return Trial(**{**fields, **changes})
+
+
+@dataclass
+class Queue:
+    """A simulation by formula: TTFT grows as in a queue with one server, TPOT with the load; what
+    is carried at most is what ``fluid`` says. ``friction``: that of several together is less by so
+    much."""
+
+    friction: float = 0.0
+    calls: list[tuple[ReplicaSpec, float, int]] = field(default_factory=list)
+
+    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
+        self.calls.append((spec, rate, replicas))
+        best = ceiling(spec, MIX)
+        most = best.rate * replicas * (1 - self.friction * (replicas > 1))
+        busy = min(1.0, rate / most)
+        growing = busy >= 1
+        waiting = 1e3 if growing else busy / (1 - busy)
+        first = first_token(spec, MIX) * (1 + waiting)
+        each = next_token(spec, MIX) * (1 - busy) + best.step * busy
+        whole = first + each * (MIX.output - 1)
+        return trial(
+            rate=rate, replicas=replicas, growing=growing, busy=busy, in_flight=rate * whole,
+            latency={
+                "ttft": Latency(first / 2, first), "tpot": Latency(each, each),
+                "e2e": Latency(whole / 2, whole),
+            },
+        )  # fmt: skip
