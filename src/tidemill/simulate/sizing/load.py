@@ -25,8 +25,9 @@ _REQUESTS = 600
 _LIVES = 6
 """Times that an answer takes, which the window lasts at least; half as long comes before it."""
 
-_GROWN = 1.25
-"""Times as many outstanding in the second half of the window as in the first: more than chance."""
+_BY_CHANCE = 3
+"""Standard deviations of a Poisson process by which more may be outstanding in the second half of
+the window than in the first, without that the queue grows."""
 
 
 class LoadError(ValueError):
@@ -61,13 +62,16 @@ class ScenarioLoad:
         run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
         summary, usage = run.tally.summary(None), run.usage
         time = run.seconds * replicas
-        first, second = run.outstanding
+        opened, closed = run.tally.opened, run.tally.closed
+        middle = (opened + closed) / 2
+        first = run.tally.outstanding(opened, middle)
+        second = run.tally.outstanding(middle, closed)
         return Trial(
             rate=rate,
             replicas=replicas,
             requests=summary.requests,
             failed=summary.requests - summary.good,
-            growing=second > _GROWN * first + 3 * math.sqrt(first),
+            growing=second - first > _BY_CHANCE * math.sqrt(first + 1),
             latency={
                 metric: Latency(found["p50"].value, found["p99"].value)
                 for metric in METRICS
@@ -80,6 +84,10 @@ class ScenarioLoad:
             no_slot=usage.no_slot / time,
             no_memory=usage.no_memory / time,
             preemptions=usage.preemptions,
+            filled=max(
+                usage.running / time / min(spec.max_sequences, spec.max_batch_tokens),
+                usage.blocks / time / spec.n_blocks,
+            ),
         )
 
 

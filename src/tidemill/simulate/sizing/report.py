@@ -25,7 +25,7 @@ _OUT = {
 # Of a row of options that lost for one reason: so many are shown one by one.
 _MOST_LOST = 12
 
-# The share of the time that a replica computes from which nothing fine can be said.
+# The share of the places or of the KV memory in use from which nothing fine can be said.
 SATURATED = 0.9
 
 _WIDTH, _HEIGHT = 56, 12  # characters of the picture
@@ -88,10 +88,11 @@ def _winner(sizing: Sizing, model: str) -> Iterator[Block]:
         f"Step times may be off by {band:.0%} ({spec.step_time.source}). It was chosen such that "
         "it keeps to the limits even if they are as much longer."
     )
-    if verified.expected.busy >= SATURATED:
+    if verified.slow.filled >= SATURATED or verified.slow.growing:
         yield Paragraph(
-            f"It computes {verified.expected.busy:.0%} of the time: so near to saturation a small "
-            "error makes a large difference, and nothing finer can be said. Take a replica more."
+            f"With slow steps {verified.slow.filled:.0%} of the places or of the KV memory are in "
+            "use: so near to saturation a small error makes a large difference, and nothing finer "
+            "can be said. Take a replica more."
         )
 
 
@@ -106,7 +107,7 @@ def _figures(sizing: Sizing, verified: Verified) -> Iterator[tuple[str, ...]]:
                 "-" if limit is None else f"{limit:g}",
             )
     yield ("tokens/s for a user (p50)", *(f"{trial.speed:.3g}" for trial in trials), "-")
-    yield ("computing, of the time", *(f"{trial.busy:.0%}" for trial in trials), "-")
+    yield ("places or memory in use", *(f"{trial.filled:.0%}" for trial in trials), "-")
     yield ("in flight", *(f"{trial.in_flight:.3g}" for trial in trials), "-")
 
 
@@ -277,7 +278,8 @@ def breaks(found: Breaking) -> str:
     if found.factor is None:
         return (
             f"Nothing breaks: at twice the peak the limits are still kept, with every replica "
-            f"there and step times as computed ({found.trial.busy:.0%} of the time computing)."
+            f"there and step times as computed ({found.trial.filled:.0%} of the places or of the "
+            "KV memory in use)."
         )
     what = "requests pile up" if found.metric is None else found.metric.upper()
     finer = ""
@@ -382,4 +384,5 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "in_flight": trial.in_flight,
         "output_tokens_per_second": trial.output_rate,
         "computing": trial.busy,
+        "places_or_memory_in_use": trial.filled,
     }

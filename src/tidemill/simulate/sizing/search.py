@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
-from tidemill.simulate.play import Scaled
+from tidemill.simulate.play import Deployment
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Goal
 from tidemill.simulate.sizing.option import (
@@ -45,6 +45,7 @@ _FIRST = 0.75  # of the rate that may be possible, which is tried first
 _ALONE = 0.02  # of what a replica could carry: next to nobody else is there
 _MOST_RATES = 24  # that are tried to find one
 _MOST_ADDED = 8  # times that replicas are added, should the whole not do what its parts did
+_MOST_SHORTER = 0.95  # a step takes some time, however wide its band is
 _GROWTH = (1.25, 1.5, 1.75, 2.0)  # of the load, to see what gives way
 
 Say = Callable[[str], None]
@@ -344,12 +345,10 @@ class _Search:
 
 
 def _slow(spec: ReplicaSpec) -> ReplicaSpec:
-    """With step times as much longer as their error band says."""
-    step_time = spec.step_time
-    return dataclasses.replace(spec, step_time=Scaled(step_time, 1 + step_time.band))
+    """With all that takes time taking as much longer as its error band says."""
+    return Deployment((spec,)).scaled(1 + spec.step_time.band).specs[0]
 
 
 def _fast(spec: ReplicaSpec) -> ReplicaSpec:
     """As much shorter."""
-    step_time = spec.step_time
-    return dataclasses.replace(spec, step_time=Scaled(step_time, 1 - step_time.band))
+    return Deployment((spec,)).scaled(1 - min(spec.step_time.band, _MOST_SHORTER)).specs[0]

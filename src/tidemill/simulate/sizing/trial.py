@@ -31,7 +31,8 @@ class Trial:
     ``failed``: of ``requests``, those that were refused. ``growing``: more came than was done, so
     that latencies say only how long was simulated. ``in_flight``: requests at a time, in all.
     Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
-    with someone waiting for a place (``no_slot``) or for KV memory (``no_memory``).
+    with someone waiting for a place (``no_slot``) or for KV memory (``no_memory``). ``filled``: of
+    the places or of the KV memory, whichever is fuller, what is in use in the mean.
     """
 
     rate: float
@@ -47,6 +48,7 @@ class Trial:
     no_slot: float
     no_memory: float
     preemptions: int
+    filled: float
 
     @property
     def speed(self) -> float:
