@@ -1,4 +1,4 @@
-"""Step times from data sheets: the roofline of each operation, for a deployment that is not at hand.
+"""Step times from data sheets: the roofline of each operation, for what is not at hand.
 
 An operation takes the longer of the time to move its bytes and the time to compute its products
 (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009), at the share of the stated figures
@@ -11,8 +11,9 @@ Tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) divides the products of
 Pipeline parallelism gives each stage a part of the layers. The step's tokens are split evenly into
 as many micro-batches as there are stages (at most one for each token), of which each stage has one
 at a time. A sequence's next token can begin when its last one has left the last stage, so that the
-stages never drain while there are as many micro-batches: a step then takes ``stages`` times what the
-slowest stage takes for one micro-batch. With fewer, stages idle (the bubble) and it takes as long.
+stages never drain while there are as many micro-batches: a step then takes as many times as there
+are stages what the slowest of them takes for one micro-batch. With fewer micro-batches stages idle
+(the bubble), and it takes as long.
 """
 
 from __future__ import annotations

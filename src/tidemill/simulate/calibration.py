@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,7 @@ import msgspec
 
 from tidemill.hardware import CpuInfo, memory_budget
 from tidemill.simulate.base import ReplicaSpec, StepWork
-from tidemill.simulate.fit import Error, FittedCosts, Observation
+from tidemill.simulate.fit import Error, FittedCosts, Observation, error, fit, quantile, split
 from tidemill.simulate.step_table import StepTable, interpolate
 from tidemill.store.layout import home, write_durably
 
@@ -119,11 +121,11 @@ class Costs(_Strict):
     def __post_init__(self) -> None:
         for curve in (self.tokens, self.rows):
             places = [n for n, _ in curve]
-            if places[0] != 0 or any(a >= b for a, b in zip(places, places[1:], strict=False)):
+            if places[0] != 0 or any(a >= b for a, b in itertools.pairwise(places)):
                 raise ValueError("knots begin at 0 and rise")
             if places[-1] > _MOST_TOKENS:
                 raise ValueError(f"knots end at {_MOST_TOKENS} at the latest")
-            if any(a > b for (_, a), (_, b) in zip(curve, curve[1:], strict=False)):
+            if any(a > b for (_, a), (_, b) in itertools.pairwise(curve)):
                 raise ValueError("more tokens or rows never take less time")
 
 
@@ -147,14 +149,44 @@ class OpTimes(_Strict):
 
 
 class Noise(_Strict):
+    """The spread of the repeats of one kind of step, over the kinds. No error can be below it."""
+
     median: Share
     p95: Share
 
 
+class Fit(_Strict):
+    """``error``: of the kinds of steps that were not fitted."""
+
+    costs: Costs
+    error: Error
+    noise: Noise
+
+
+def fit_points(points: Sequence[Point], seed: int = 0) -> tuple[list[Point], Fit]:
+    """Fit three quarters of what was measured, and see how far off the others are. Gives the
+    points with those marked that were held out, and the fit. Raises ValueError if they are few."""
+    fitted, held_out = split([point.observation for point in points], seed)
+    if not held_out:
+        raise ValueError(f"{len(points)} kinds of steps are too few to hold some out")
+    costs = fit(fitted)
+    spreads = [point.spread for point in points]
+    return (
+        [
+            msgspec.structs.replace(point, held_out=point.observation in held_out)
+            for point in points
+        ],
+        Fit(
+            costs=Costs.of(costs),
+            error=error(costs, held_out),
+            noise=Noise(median=statistics.median(spreads), p95=quantile(spreads, 0.95)),
+        ),
+    )
+
+
 class Calibration(_Strict):
-    """``weights``: types of the model's matrices. ``error``: of kinds of steps that were not
-    fitted. ``noise``: the spread of the repeats of one kind (its median and 95 % over the kinds),
-    below which no error can be."""
+    """``weights``: types of the model's matrices. ``fit`` is of ``points``; ``served`` what the
+    server adds, if that was measured; ``ops``: where the time of some steps goes."""
 
     format: Literal[1] = 1
     model: Text
@@ -167,9 +199,7 @@ class Calibration(_Strict):
     limits: Limits
     engine: EngineLimits
     points: Annotated[list[Point], msgspec.Meta(min_length=2, max_length=10_000)]
-    costs: Costs
-    error: Error
-    noise: Noise
+    fit: Fit
     served: Served | None = None
     ops: list[OpTimes] = []
 
@@ -265,20 +295,27 @@ def calibrated(calibration: Calibration, *, hour: float | None = None) -> Replic
 
 def step_table(calibration: Calibration, *, with_server: bool = True) -> StepTable:
     """Step times as an engine has them, and what its server adds."""
-    costs, engine = calibration.costs, calibration.engine
-    served = calibration.served if with_server else None
-    per_step, per_token = (served.per_step, served.per_token) if served else (0.0, 0.0)
-    tokens = interpolate(dict(costs.tokens), engine.max_batch_tokens + engine.max_sequences)
-    rows = interpolate(dict(costs.rows), engine.max_sequences)
-    return StepTable(
-        [seconds + per_step * (n > 0) for n, seconds in enumerate(tokens)],
-        [seconds + per_token * n for n, seconds in enumerate(rows)],
-        costs.per_prompt_context,
-        costs.per_decode_context,
-        origin="measured",
+    return table_of(
+        calibration.fit,
+        calibration.engine,
+        calibration.served if with_server else None,
         source=(
             f"calibration of {calibration.model} on {calibration.machine.cpu}, "
             f"{calibration.threads} threads, {calibration.made:%Y-%m-%d}"
         ),
-        band=calibration.error.p95,
+    )
+
+
+def table_of(fit: Fit, engine: EngineLimits, served: Served | None, source: str) -> StepTable:
+    per_step, per_token = (served.per_step, served.per_token) if served else (0.0, 0.0)
+    tokens = interpolate(dict(fit.costs.tokens), engine.max_batch_tokens + engine.max_sequences)
+    rows = interpolate(dict(fit.costs.rows), engine.max_sequences)
+    return StepTable(
+        [seconds + per_step * (n > 0) for n, seconds in enumerate(tokens)],
+        [seconds + per_token * n for n, seconds in enumerate(rows)],
+        fit.costs.per_prompt_context,
+        fit.costs.per_decode_context,
+        origin="measured",
+        source=source,
+        band=fit.error.p95,
     )

@@ -11,6 +11,7 @@ A part of the measured steps is not fitted. How far they are off is the error th
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -154,9 +155,7 @@ def _knots(values: Sequence[int]) -> list[int]:
 def _ramps(knots: Sequence[int], n: int) -> list[float]:
     """For each segment between knots how much of it lies below ``n``; beyond them the last goes
     on, before them the first."""
-    ramps = [
-        float(min(max(n - low, 0), high - low)) for low, high in zip(knots, knots[1:], strict=False)
-    ]
+    ramps = [float(min(max(n - low, 0), high - low)) for low, high in itertools.pairwise(knots)]
     if ramps and n > knots[-1]:
         ramps[-1] += n - knots[-1]
     return ramps
@@ -164,7 +163,7 @@ def _ramps(knots: Sequence[int], n: int) -> list[float]:
 
 def _curve(knots: Sequence[int], first: float, slopes: npt.NDArray[np.float64]) -> dict[int, float]:
     values = {knots[0]: float(first)}
-    for (low, high), slope in zip(zip(knots, knots[1:], strict=False), slopes, strict=True):
+    for (low, high), slope in zip(itertools.pairwise(knots), slopes, strict=True):
         values[high] = values[low] + float(slope) * (high - low)
     return values
 
@@ -172,7 +171,7 @@ def _curve(knots: Sequence[int], first: float, slopes: npt.NDArray[np.float64]) 
 def _at(curve: dict[int, float], n: int) -> float:
     places = list(curve)
     low, high = places[-2], places[-1]
-    for a, b in zip(places, places[1:], strict=False):
+    for a, b in itertools.pairwise(places):
         if n <= b:
             low, high = a, b
             break

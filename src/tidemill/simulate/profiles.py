@@ -29,7 +29,7 @@ import msgspec
 
 Precision = Literal["f32", "bf16", "fp8", "int8", "int4"]
 Kind = Literal["gpu", "cpu"]
-FigureKind = Literal["data sheet", "derived", "assumption"]
+FigureKind = Literal["data sheet", "derived", "measured", "assumption"]
 
 _FOLDER = Path(__file__).with_name("hardware")
 _MOST_BYTES = 1 << 20  # of a file
@@ -54,9 +54,10 @@ class Source(_Strict):
 
 
 class Figure(_Strict):
-    """A number and where it is from. "data sheet": stated in ``source``. "derived": computed from
-    what ``source`` states, as ``note`` says. "assumption": not stated anywhere, ``note`` says why
-    it is thought so, ``source`` what supports it."""
+    """A number and where it is from. "data sheet": the maker's, as ``source`` has it. "derived":
+    computed from what ``source`` states, as ``note`` says. "measured": here, as ``note`` says.
+    "assumption": not stated anywhere, ``note`` says why it is thought so, ``source`` what supports
+    it."""
 
     value: float
     kind: FigureKind
@@ -232,7 +233,7 @@ def _check_figure(figure: Figure, sources: dict[str, Source], where: str) -> Non
     if figure.source is not None and figure.source not in sources:
         known = ", ".join(sources) or "none"
         raise HardwareError(f"{where}: source {figure.source!r} is not among [sources]: {known}")
-    if figure.kind != "assumption" and figure.source is None:
+    if figure.kind in ("data sheet", "derived") and figure.source is None:
         raise HardwareError(f"{where}: a figure of kind {figure.kind!r} names its source")
     if figure.kind != "data sheet" and not figure.note:
         raise HardwareError(f"{where}: a figure of kind {figure.kind!r} says why in its note")
