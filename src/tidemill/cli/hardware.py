@@ -40,8 +40,8 @@ def hardware(name: str | None) -> None:
         tera = "".join(f"{f'{r.value / 1e12:.4g} T' if r else '-':>10}" for r in rates)
         power = f"{known.power.value:.0f} W" if known.power else "-"
         click.echo(
-            f"  {known.id:<18}{known.memory.value / 1e9:>5.0f} GB{known.bandwidth.value / 1e9:>7.0f} "
-            f"GB/s{tera}{power:>7}"
+            f"  {known.id:<18}{known.memory.value / 1e9:>5.0f} GB"
+            f"{known.bandwidth.value / 1e9:>7.0f} GB/s{tera}{power:>7}"
         )
     click.echo("\nRates are operations per second without sparsity, by the type of the operands.")
     click.echo("`tidemill hardware NAME` shows where the figures are from.")
