@@ -178,6 +178,17 @@ class Prompt(NamedTuple):
     drawn: Mapping[str, Value] | None = None
 
 
+class Sizes(NamedTuple):
+    """How long a prompt is, without its words. ``beginning`` names the one that it shares with
+    others, if it does; ``words`` follow it, and then ``task``."""
+
+    shape: Shape
+    beginning: str
+    words: int
+    task: str
+    max_tokens: int
+
+
 class Workload(msgspec.Struct, frozen=True):
     """A mix of shapes. The prompts of two seeds have nothing in common."""
 
@@ -190,14 +201,8 @@ class Workload(msgspec.Struct, frozen=True):
 
     def prompt(self, index: int, history: tuple[tuple[str, str], ...] = ()) -> Prompt:
         """The prompt of that number; with a history the one that follows it."""
-        rng = random.Random(f"{self.seed} {index}")
-        shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
-        prefix = ""
-        if shape.prefix:
-            which = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
-            prefix = _beginning(which, shape.prefix)
-        if history:
-            rng = random.Random(f"{self.seed} {index} {len(history)}")
+        shape, beginning, rng = self._begin(index, len(history))
+        prefix = _beginning(beginning, shape.prefix) if beginning else ""
         parts = [prefix] if prefix and not shape.system and not history else []
         if shape.input is not None:
             parts.append(_words(rng, shape.input.draw(rng)))
@@ -209,6 +214,28 @@ class Workload(msgspec.Struct, frozen=True):
         system = prefix if shape.system else ""
         length = shape.output.draw(rng)
         return Prompt(shape, " ".join(parts), length, system, history, fields, drawn)
+
+    def sizes(self, index: int, turn: int = 0) -> Sizes:
+        """Of the prompt of that number; of its conversation's, the one after ``turn`` others."""
+        shape, beginning, rng = self._begin(index, turn)
+        words, task = 0, ""
+        if shape.input is not None:
+            words = shape.input.draw(rng)
+            _skip_words(rng, words)
+        if shape.task is not None:
+            task = shape.task.text(shape.task.draw(rng))
+        return Sizes(shape, beginning, words, task, shape.output.draw(rng))
+
+    def _begin(self, index: int, turn: int) -> tuple[Shape, str, random.Random]:
+        """Of which shape it is, what names its beginning, and what the rest is drawn from."""
+        rng = random.Random(f"{self.seed} {index}")
+        shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
+        beginning = ""
+        if shape.prefix:
+            beginning = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
+        if turn:
+            rng = random.Random(f"{self.seed} {index} {turn}")
+        return shape, beginning, rng
 
 
 # Making the words of a long beginning again for every request would hold up the load.
@@ -223,3 +250,8 @@ def _scaled(tokens: int, factor: float) -> int:
 
 def _words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
+
+
+def _skip_words(rng: random.Random, count: int) -> None:
+    """As if so many had been drawn: each takes a random number of two 32-bit words."""
+    rng.getrandbits(64 * count)
