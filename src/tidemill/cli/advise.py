@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.blocks import echo_blocks, echo_json
-from tidemill.cli.options import read_text
+from tidemill.cli.options import price_option, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tidemill.advise.advice import Advice
     from tidemill.advise.answers import Answers
+    from tidemill.advise.evidence import Evidence
     from tidemill.advise.flips import Flips
     from tidemill.advise.page import Report
     from tidemill.advise.scores import Dimension
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     help="How much performance, cost and ecosystem count. [default: performance=0.4,cost=0.3,"
     "ecosystem=0.3]",
 )  # fmt: skip
+@price_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--markdown", is_flag=True, help="The report as Markdown.")
 @click.option("--page", is_flag=True, help="Ask on a page in the browser, and answer there.")
@@ -56,6 +58,7 @@ def advise(
     write_answers: str | None,
     defaults: bool,
     weights: str | None,
+    prices: tuple[tuple[str, float], ...],
     as_json: bool,
     markdown: bool,
     page: bool,
@@ -93,13 +96,15 @@ def advise(
     from tidemill.advise.advice import advise as advise_on
     from tidemill.advise.evidence import Evidence
 
-    evidence = Evidence()
-
     def decided(answers: Answers, shares: Mapping[Dimension, float]) -> tuple[Advice, Flips]:
+        evidence = _evidence(dict(prices))
         advice = advise_on(
             answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
         )
-        return advice, flips.find(answers, engines, evidence, shares)
+        # Without prices a sizing decides nothing, and a simulation for each variation would cost
+        # minutes.
+        varied = evidence if prices else Evidence(measured=evidence.measured)
+        return advice, flips.find(answers, engines, varied, shares)
 
     if page:
         answers = _answers(answers_file, answers_file is None, candidates)
@@ -120,6 +125,22 @@ def advise(
         echo_json(report.as_data(advice, found))
     else:
         echo_blocks(report.blocks(advice, found), markdown=markdown)
+
+
+def _evidence(prices: Mapping[str, float]) -> Evidence:
+    """What was measured here before, and what simulations say."""
+    from tidemill.advise.evidence import Evidence
+    from tidemill.bench.store import MissingDuckDB
+    from tidemill.cli.bench_results import open_store
+    from tidemill.cli.kept_results import KeptResults
+    from tidemill.cli.simulated_sizing import SimulatedSizing
+
+    try:
+        measured = KeptResults(open_store().results())
+    except MissingDuckDB as error:
+        click.echo(f"tidemill: results that were measured are not used: {error}", err=True)
+        measured = None
+    return Evidence(measured=measured, sizing=SimulatedSizing(prices))
 
 
 def _serve(

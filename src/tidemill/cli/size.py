@@ -8,7 +8,7 @@ import click
 
 from tidemill.cli.bench_scenarios import Limits
 from tidemill.cli.blocks import echo_blocks, echo_json
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, price_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,26 +19,6 @@ if TYPE_CHECKING:
     from tidemill.simulate.sizing.option import Option
 
 _MOST_RATE = 1e9
-
-
-class Price(click.ParamType[tuple[str, float]]):
-    """``h100-sxm=2.5/h``: of a device for an hour, in any currency."""
-
-    name = "NAME=X/h"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
-        name, equals, number = str(value).partition("=")
-        try:
-            price = float(number.removesuffix("/h"))
-            if not (name and equals and 0 < price < 1e9):
-                raise ValueError
-        except ValueError:
-            self.fail(f"{value!r} is not like h100-sxm=2.5/h", param, ctx)
-        return name, price
 
 
 class Bits(click.ParamType[tuple[int, ...]]):
@@ -59,11 +39,6 @@ class Bits(click.ParamType[tuple[int, ...]]):
 
 
 _RATE = Number(min=0, min_open=True, max=_MOST_RATE)
-
-price_option = click.option(
-    "--price", "prices", type=Price(), multiple=True,
-    help="Of a device for an hour, in any currency; repeatable. [default: the profile's, if any]",
-)  # fmt: skip
 
 
 @click.command()
@@ -218,4 +193,3 @@ def options_of(
     if profiles:
         options += of_hardware(profiles, load_shape(model), context, bits, prices)
     return options
-

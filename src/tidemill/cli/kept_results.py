@@ -1,4 +1,4 @@
-"""What the advisor goes by beside facts: kept results of ``bench``, and simulations of ``size``."""
+"""Kept results of ``bench`` as evidence of the advisor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 from tidemill.advise.evidence import Measurement
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed
-from tidemill.bench.result import Machine, Result
+from tidemill.bench.result import Result
 
 # Of all requests: an engine under which more fail was not up to the load, whatever its speed.
 _MOST_FAILED = 0.01
@@ -60,7 +60,7 @@ def measurement(result: Result) -> Measurement:
     return Measurement(
         engine=result.target.engine or "",
         workload=result.scenario.name,
-        hardware=kind_of(result.machine),
+        hardware=kind_of_processor(result.machine.architecture, result.machine.system),
         peak_concurrency=_in_flight(result),
         output_tokens_per_second=summary.output_rate,
         ttft_ms=p99.get("ttft"),
@@ -69,10 +69,10 @@ def measurement(result: Result) -> Measurement:
     )
 
 
-def kind_of(machine: Machine) -> str:
-    """What kind of hardware the advisor calls that."""
-    if machine.architecture.lower() in ("arm64", "aarch64"):
-        return "apple" if machine.system.startswith("Darwin") else "cpu-arm"
+def kind_of_processor(architecture: str, system: str) -> str:
+    """What the advisor calls that."""
+    if architecture.lower() in ("arm64", "aarch64"):
+        return "apple" if system.startswith("Darwin") else "cpu-arm"
     return "cpu-x86"
 
 
