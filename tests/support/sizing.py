@@ -65,18 +65,19 @@ class Queue:
     much."""
 
     friction: float = 0.0
+    mix: Mix = MIX
     calls: list[tuple[ReplicaSpec, float, int]] = field(default_factory=list)
 
     def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
         self.calls.append((spec, rate, replicas))
-        best = ceiling(spec, MIX)
+        best = ceiling(spec, self.mix)
         most = best.rate * replicas * (1 - self.friction * (replicas > 1))
         busy = min(1.0, rate / most)
         growing = busy >= 1
         waiting = 1e3 if growing else busy / (1 - busy)
-        first = first_token(spec, MIX) * (1 + waiting)
-        each = next_token(spec, MIX) * (1 - busy) + best.step * busy
-        whole = first + each * (MIX.output - 1)
+        first = first_token(spec, self.mix) * (1 + waiting)
+        each = next_token(spec, self.mix) * (1 - busy) + best.step * busy
+        whole = first + each * (self.mix.output - 1)
         return trial(
             rate=rate, replicas=replicas, growing=growing, busy=busy, in_flight=rate * whole,
             latency={
