@@ -33,8 +33,8 @@ ON_GPUS = {
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Simulations by formula, and no calibrations."""
 
-    def simulate(self: ScenarioLoad, spec: Any, rate: float, replicas: int = 1) -> Any:
-        return Queue(mix=self.mix)(spec, rate, replicas)
+    def simulate(self: ScenarioLoad, spec: Any, load: float, replicas: int = 1) -> Any:
+        return Queue("in flight", mix=self.mix)(spec, load, replicas)
 
     monkeypatch.setattr(ScenarioLoad, "__call__", simulate)
     monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))

@@ -14,7 +14,7 @@ from tidemill.simulate.base import ReplicaSpec
 from tidemill.simulate.sizing.fluid import ceiling
 from tidemill.simulate.sizing.goal import Goal, Load
 from tidemill.simulate.sizing.option import Option
-from tidemill.simulate.sizing.search import MOST_SIMULATED, PRECISION, Sizing, size
+from tidemill.simulate.sizing.search import MOST_DEARER, PRECISION, Sizing, size
 from tidemill.simulate.sizing.trial import Trial, meets
 
 SLO = Slo(ttft=0.2, tpot=0.05)
@@ -49,7 +49,7 @@ def test_the_highest_rate_is_found(fixed: float, each: float) -> None:
     assert found.trial is not None
     assert found.option.spec is not None
     best = highest(found.option.spec)
-    assert best / PRECISION <= found.trial.rate <= best
+    assert best / PRECISION <= found.trial.load <= best
 
 
 def test_replicas_carry_the_load_and_some_are_spare() -> None:
@@ -57,15 +57,20 @@ def test_replicas_carry_the_load_and_some_are_spare() -> None:
         found = sized([option(watts=1)], 100.0, spare=spare).winner
         assert found is not None
         assert found.trial is not None
-        assert (found.replicas - spare) * found.trial.rate >= 100
-        assert (found.replicas - spare - 1) * found.trial.rate < 100
+        assert (found.replicas - spare) * found.trial.load >= 100
+        assert (found.replicas - spare - 1) * found.trial.load < 100
 
 
 def test_requests_in_flight() -> None:
-    found = sized([option(watts=1)], Load.at_once(500)).winner
+    queue = Queue("in flight")
+    found = sized([option(watts=1)], Load.at_once(500), queue).winner
     assert found is not None
     assert found.trial is not None
-    assert found.replicas * found.trial.in_flight >= 500
+    carried = round(found.trial.load)
+    assert found.replicas == -(-500 // carried)
+    assert meets(queue(queue.calls[0][0], carried), SLO)
+    assert not meets(queue(queue.calls[0][0], round(carried * PRECISION) + 1), SLO)
+    assert all(load == round(load) for _, load, replicas in queue.calls if replicas == 1)
 
 
 def test_the_error_band_is_held_against_it() -> None:
@@ -192,8 +197,8 @@ def test_an_slo_that_nobody_can_meet() -> None:
 class Stubborn(Queue):
     """Late even if nobody else is there, which bounds did not foresee."""
 
-    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
-        found = super().__call__(spec, rate, replicas)
+    def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
+        found = super().__call__(spec, load, replicas)
         late = dataclasses.replace(found.latency["ttft"], p99=0.5)
         return dataclasses.replace(found, latency={**found.latency, "ttft": late})
 
@@ -229,21 +234,23 @@ def test_what_cannot_win_is_not_simulated() -> None:
 
 def test_no_more_are_simulated_than_there_is_time_for() -> None:
     many = [
-        option(f"h{i}", fixed=0.02 * 0.97**i, watts=100 * 1.2**i) for i in range(MOST_SIMULATED + 9)
+        option(f"h{i}", fixed=0.02 * 0.97**i, watts=100 * 1.5**i) for i in range(MOST_DEARER + 9)
     ]  # each faster than the last one, and dearer
     queue = Queue()
     found = sized(many, queue=queue)
     assert found.winner is not None
-    assert len({made.name for made, _, _ in queue.calls}) == MOST_SIMULATED
-    assert found.simulated == len(queue.calls) < 600
+    assert found.winner.option.hardware == "h0"
+    assert {made.name for made, _, _ in queue.calls} == {f"h{i}" for i in range(MOST_DEARER + 1)}
+    assert found.simulated == len(queue.calls) < 300
 
 
 class Chunky(Queue):
     """Steps with more than 512 prompt tokens are late for everybody."""
 
-    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
+    def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
         gain = 1.0 if spec.max_prefill_tokens > 512 else 0.7
-        return super().__call__(spec, rate * gain, replicas)
+        found = super().__call__(spec, load * gain, replicas)
+        return dataclasses.replace(found, load=load)
 
 
 def test_batches_are_varied_where_that_helps() -> None:

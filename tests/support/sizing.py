@@ -7,6 +7,7 @@ from typing import Any
 
 from tidemill.simulate.base import Origin, ReplicaSpec, StepWork
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, next_token
+from tidemill.simulate.sizing.goal import Kind
 from tidemill.simulate.sizing.option import Option
 from tidemill.simulate.sizing.trial import Latency, Trial
 
@@ -48,7 +49,7 @@ def option(
 def trial(**changes: Any) -> Trial:
     """One that met what is met easily."""
     fields: dict[str, Any] = {
-        "rate": 1.0, "replicas": 1, "requests": 1000, "failed": 0, "growing": False,
+        "load": 1.0, "rate": 1.0, "replicas": 1, "requests": 1000, "failed": 0, "growing": False,
         "latency": {
             "ttft": Latency(0.1, 0.2), "tpot": Latency(0.02, 0.03), "e2e": Latency(1.0, 2.0)
         },
@@ -60,28 +61,32 @@ def trial(**changes: Any) -> Trial:
 
 @dataclass
 class Queue:
-    """A simulation by formula: TTFT grows as in a queue with one server, TPOT with the load; what
-    is carried at most is what ``fluid`` says. ``friction``: that of several together is less by so
-    much."""
+    """A simulation by formula: what is carried at most is what ``fluid`` says. Of requests that come
+    by the clock, TTFT grows as in a queue with one server; of so many at once, with their number.
+    TPOT grows with the load. ``friction``: what several together carry is less by so much."""
 
+    kind: Kind = "rate"
     friction: float = 0.0
     mix: Mix = MIX
     calls: list[tuple[ReplicaSpec, float, int]] = field(default_factory=list)
 
-    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
-        self.calls.append((spec, rate, replicas))
+    def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
+        self.calls.append((spec, load, replicas))
         best = ceiling(spec, self.mix)
-        most = best.rate * replicas * (1 - self.friction * (replicas > 1))
-        busy = min(1.0, rate / most)
-        growing = busy >= 1
-        waiting = 1e3 if growing else busy / (1 - busy)
+        each = best.rate if self.kind == "rate" else best.sequences
+        share = load / (each * replicas * (1 - self.friction * (replicas > 1)))
+        busy = min(1.0, share)
+        growing = self.kind == "rate" and share >= 1
+        waiting = share if self.kind != "rate" else 1e3 if growing else share / (1 - share)
         first = first_token(spec, self.mix) * (1 + waiting)
-        each = next_token(spec, self.mix) * (1 - busy) + best.step * busy
-        whole = first + each * (self.mix.output - 1)
+        token = next_token(spec, self.mix) * (1 - busy) + best.step * busy
+        whole = first + token * (self.mix.output - 1)
+        rate = load if self.kind == "rate" else load / whole
         return trial(
-            rate=rate, replicas=replicas, growing=growing, busy=busy, in_flight=rate * whole,
+            load=load, replicas=replicas, growing=growing, busy=busy, rate=rate,
+            in_flight=rate * whole,
             latency={
-                "ttft": Latency(first / 2, first), "tpot": Latency(each, each),
+                "ttft": Latency(first / 2, first), "tpot": Latency(token, token),
                 "e2e": Latency(whole / 2, whole),
             },
         )  # fmt: skip

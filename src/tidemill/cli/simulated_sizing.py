@@ -118,7 +118,7 @@ class SimulatedSizing:
 
     def _load(self, workload: str) -> ScenarioLoad:
         if workload not in self._loads:
-            self._loads[workload] = ScenarioLoad(known.load(workload))
+            self._loads[workload] = ScenarioLoad(known.load(workload), "in flight")
         return self._loads[workload]
 
     def _shape(self, model: str) -> Shape | None:

@@ -121,7 +121,6 @@ def size(
     from tidemill.simulate.sizing.search import size as search
 
     scenario = known.load(workload)
-    trials = ScenarioLoad(scenario, seed)
     if rate is not None:
         load = Load.per_second(rate)
     elif at_once is not None:
@@ -130,6 +129,7 @@ def size(
         load = Load.per_day(per_day, PEAK if peak is None else peak)
     else:
         load = own_load(scenario)
+    trials = ScenarioLoad(scenario, load.kind, seed)
     goal = Goal(slo or scenario.slo or Slo(), load, spare)
     options = options_of(hardware, model, trials.mix.context, bits, dict(prices))
     with status_line() as rewrite:

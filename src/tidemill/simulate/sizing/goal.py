@@ -14,11 +14,16 @@ SPARE = 1
 """Replicas beyond what the peak needs (N + 1), where nobody says otherwise."""
 
 
+Kind = Literal["rate", "in flight"]
+"""Of a load: requests that come by the clock, so many a second, or so many at any time, each of
+which is followed by another one when it ends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """At the peak: ``amount`` requests a second, or so many in flight at the same time."""
+    """At the peak."""
 
-    kind: Literal["rate", "in flight"]
+    kind: Kind
     amount: float
     words: str
 

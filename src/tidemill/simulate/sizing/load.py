@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
 import msgspec
 
-from tidemill.bench.arrivals import Gamma
+from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.workload import Workload
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
 from tidemill.simulate.play import Deployment, play
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token
+from tidemill.simulate.sizing.goal import Kind
 from tidemill.simulate.sizing.trial import METRICS, Latency, Trial
 from tidemill.simulate.traffic import task_tokens
 
@@ -22,8 +24,10 @@ _SAMPLE = 500  # conversations from which lengths are taken
 _REQUESTS = 600
 """In the measured window, at least: p99 is then the sixth longest."""
 
-_LIVES = 6
-"""Times that an answer takes, which the window lasts at least; half as long comes before it."""
+_LIVES = 5
+"""Times that an answer takes, which the window lasts at least."""
+
+_FOR_EVER = 1e6  # seconds: nobody gives up
 
 _BY_CHANCE = 3
 """Standard deviations of a Poisson process by which more may be outstanding in the second half of
@@ -37,28 +41,24 @@ class LoadError(ValueError):
 class ScenarioLoad:
     """What a scenario's requests are like. Its own rate or concurrency is not used.
 
-    ``mix``: their lengths. Called with a spec, requests a second and replicas, it simulates them:
-    see ``trial.Trials``. A rate counts requests, those of later turns too.
+    ``mix``: their lengths. Called with a spec, a load of ``kind`` and replicas, it simulates them:
+    see ``trial.Trials``. A rate counts requests, those of later turns too; in flight are as many
+    conversations.
     """
 
-    def __init__(self, scenario: Scenario, seed: int = 0) -> None:
+    def __init__(self, scenario: Scenario, kind: Kind, seed: int = 0) -> None:
         if isinstance(scenario.load, Starts):
             raise LoadError(f"{scenario.name} measures starts: there is no load to size for")
         self._scenario = scenario
+        self._kind = kind
         self._seed = seed
         self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
         requests = list(_requests(scenario, seed))
         self._turns = len(requests) / _SAMPLE
         self.mix = _mix(requests)
 
-    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
-        best = ceiling(spec, self.mix)
-        life = first_token(spec, self.mix) + self.mix.output * best.step
-        window = max(_REQUESTS / rate, _LIVES * life)
-        scenario = msgspec.structs.replace(
-            self._scenario, load=Gamma(rate / self._turns, self._burstiness), seconds=window,
-            warmup=window / 2, timeout=1e6,
-        )  # fmt: skip
+    def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
+        scenario = self._loaded(spec, load)
         run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
         summary, usage = run.tally.summary(None), run.usage
         time = run.seconds * replicas
@@ -67,16 +67,17 @@ class ScenarioLoad:
         first = run.tally.outstanding(opened, middle)
         second = run.tally.outstanding(middle, closed)
         return Trial(
-            rate=rate,
+            load=load,
             replicas=replicas,
             requests=summary.requests,
             failed=summary.requests - summary.good,
-            growing=second - first > _BY_CHANCE * math.sqrt(first + 1),
+            growing=self._kind == "rate" and second - first > _BY_CHANCE * math.sqrt(first + 1),
             latency={
                 metric: Latency(found["p50"].value, found["p99"].value)
                 for metric in METRICS
                 if (found := summary.latency.get(metric))
             },
+            rate=summary.request_rate,
             in_flight=(first + second) / 2,
             output_rate=summary.output_rate,
             busy=usage.busy / time,
@@ -89,6 +90,19 @@ class ScenarioLoad:
                 usage.blocks / time / spec.n_blocks,
             ),
         )
+
+    def _loaded(self, spec: ReplicaSpec, load: float) -> Scenario:
+        """The scenario with that load, and long enough for a steady state."""
+        best = ceiling(spec, self.mix)
+        life = first_token(spec, self.mix) + self.mix.output * best.step
+        change = functools.partial(msgspec.structs.replace, self._scenario, timeout=_FOR_EVER)
+        if self._kind == "in flight":
+            streams = max(1, round(load))
+            requests = max(_REQUESTS, _LIVES * streams)
+            return change(load=Closed(streams), seconds=0.0, requests=requests, warmup=life)
+        seconds = max(_REQUESTS / load, _LIVES * life)
+        arrivals = Gamma(load / self._turns, self._burstiness)
+        return change(load=arrivals, seconds=seconds, requests=0, warmup=seconds / 2)
 
 
 @dataclass(frozen=True, slots=True)

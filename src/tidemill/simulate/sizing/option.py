@@ -62,7 +62,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was found of an option. ``trial``: the simulation of one replica at the highest rate
+    """What was found of an option. ``trial``: the simulation of one replica at the highest load
     that it carries within the SLO, step times being as much longer as their error band says; or
     that in which it misses it nearly alone. ``replicas``: for the load, with what is spare."""
 

@@ -374,7 +374,8 @@ def _entry(entry: Entry, model: str) -> dict[str, Any]:
 
 def _trial(trial: Trial) -> dict[str, Any]:
     return {
-        "rate": trial.rate,
+        "load": trial.load,
+        "requests_per_second": trial.rate,
         "replicas": trial.replicas,
         "requests": trial.requests,
         "growing": trial.growing,

@@ -30,10 +30,10 @@ from tidemill.simulate.sizing.option import (
 from tidemill.simulate.sizing.trial import Metric, Trial, Trials, cause, meets, misses
 
 PRECISION = 1.05
-"""The rate that is found and one that is too high differ by this factor at most."""
+"""The load that is found and one that is too high differ by this factor at most."""
 
-MOST_SIMULATED = 16
-"""Options that are simulated; of the others it is said what they could do at best."""
+MOST_DEARER = 8
+"""Options that are simulated though they take more than what was found, as they may be faster."""
 
 MOST_TUNED = 3
 """Of the best options, those whose batches are varied."""
@@ -43,7 +43,7 @@ _SLICE = 32
 
 _FIRST = 0.75  # of the rate that may be possible, which is tried first
 _ALONE = 0.02  # of what a replica could carry: next to nobody else is there
-_MOST_RATES = 24  # that are tried to find one
+_MOST_LOADS = 24  # that are tried to find one
 _MOST_ADDED = 8  # times that replicas are added, should the whole not do what its parts did
 _MOST_SHORTER = 0.95  # a step takes some time, however wide its band is
 _GROWTH = (1.25, 1.5, 1.75, 2.0)  # of the load, to see what gives way
@@ -91,10 +91,11 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """An option that may do, with limits that fit the SLO, and what it does at best."""
+    """An option that may do, with limits that fit the SLO, and what it does at best: the ``load`` of
+    a replica, what it then takes in all, and tokens a second of who is alone."""
 
     option: Option
-    rate: float
+    load: float
     total: float
     speed: float
 
@@ -188,34 +189,36 @@ class _Search:
             if limit is not None and floor > limit:
                 return Entry(option, outcome, f"{words} {floor:.3g} s; limit {limit:g} s")
         best = ceiling(spec, mix, slo.tpot)
-        each_carries = best.rate if self._goal.load.kind == "rate" else best.sequences
-        replicas = replicas_for(self._goal.load.amount, each_carries, self._goal.spare)
-        return _Case(option, best.rate, price * replicas, 1 / each)
+        load = self._goal.load
+        most = best.rate if load.kind == "rate" else float(best.sequences)
+        replicas = replicas_for(load.amount, most, self._goal.spare)
+        return _Case(option, most, price * replicas, 1 / each)
 
     # ---- with it
 
     def _simulate(self, cases: Sequence[_Case]) -> Iterator[Entry]:
+        """Those that may take least, and those that may be on the front."""
         least: float | None = None
         fastest = 0.0
-        done = 0
-        for case in cases:
-            outdone = least is not None and case.total >= least
-            if outdone and (case.speed <= fastest or done >= MOST_SIMULATED):
-                words = f"{case.total:,.4g} {UNITS[self._measure]}"
-                yield Entry(case.option, "outdone", f"takes {words} even at its best")
-                continue
+        dearer = 0
+        for case in cases:  # by what they take at best
+            if least is not None and case.total >= least:
+                if case.speed <= fastest or dearer >= MOST_DEARER:
+                    words = f"{case.total:,.4g} {UNITS[self._measure]}"
+                    yield Entry(case.option, "outdone", f"takes {words} even at its best")
+                    continue
+                dearer += 1
+            fastest = max(fastest, case.speed)
             self._say(f"simulating {case.option.words}")
-            done += 1
             entry = self._entry(case)
             total = entry.total(self._measure)
-            if total is not None and entry.trial is not None:
+            if total is not None:
                 least = total if least is None else min(least, total)
-                fastest = max(fastest, entry.trial.speed)
             yield entry
 
     def _entry(self, case: _Case) -> Entry:
         """The highest rate that one replica carries, and how many it takes then."""
-        carried, failed = self._highest(case.option, case.rate)
+        carried, failed = self._highest(case.option, case.load)
         if carried is not None:
             return Entry(case.option, "meets", "", self._replicas(carried), carried)
         missed = misses(failed, self._goal.slo)
@@ -227,32 +230,33 @@ class _Search:
         )  # fmt: skip
 
     def _replicas(self, carried: Trial) -> int:
-        each = carried.rate if self._goal.load.kind == "rate" else carried.in_flight
-        return replicas_for(self._goal.load.amount, each, self._goal.spare)
+        return replicas_for(self._goal.load.amount, carried.load, self._goal.spare)
 
     def _highest(self, option: Option, start: float) -> tuple[Trial | None, Trial]:
-        """The simulation at the highest rate that one replica carries, None if none is; and that
-        at the lowest that it does not, or at the highest that was tried."""
+        """The simulation of the highest load that one replica carries, None if it carries none; and
+        that of the lowest that it does not, or of the highest that was tried."""
         assert option.spec is not None
         spec = _slow(option.spec)
-        rate, factor = start * _FIRST, 1.25
+        at_once = self._goal.load.kind == "in flight"
+        least = 1.0 if at_once else start * _ALONE
+        load, factor = start * _FIRST, 1.25
         low: Trial | None = None
         high: Trial | None = None
-        for _ in range(_MOST_RATES):
-            trial = self._trial(spec, rate)
+        for _ in range(_MOST_LOADS):
+            trial = self._trial(spec, max(least, round(load) if at_once else load))
             if meets(trial, self._goal.slo):
                 low = trial
                 self._keep(option, trial)
             else:
                 high = trial
             if low is not None and high is not None:
-                if high.rate / low.rate <= PRECISION:
+                if high.load / low.load <= PRECISION or (at_once and high.load - low.load <= 1):
                     break
-                rate = (low.rate * high.rate) ** 0.5
+                load = (low.load * high.load) ** 0.5
             elif low is not None:
-                rate *= factor
-            elif rate > start * _ALONE:
-                rate = max(rate / factor, start * _ALONE)
+                load = low.load * factor + at_once
+            elif trial.load > least:
+                load = trial.load / factor
                 factor *= factor
             else:
                 break
@@ -260,9 +264,9 @@ class _Search:
         assert last is not None
         return low, last
 
-    def _trial(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial:
+    def _trial(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
         self._simulated += 1
-        return self._trials(spec, rate, replicas)
+        return self._trials(spec, load, replicas)
 
     def _keep(self, option: Option, trial: Trial) -> None:
         """It may be on the front."""
@@ -292,11 +296,11 @@ class _Search:
         if not 1 <= value <= spec.max_batch_tokens:
             return None
         spec = dataclasses.replace(spec, **{name: value})
-        if not meets(self._trial(_slow(spec), carried.rate * PRECISION), self._goal.slo):
+        if not meets(self._trial(_slow(spec), carried.load * PRECISION), self._goal.slo):
             return None
         option = dataclasses.replace(entry.option, spec=spec)
-        found, _ = self._highest(option, carried.rate * PRECISION / _FIRST)
-        if found is None or found.rate < carried.rate * PRECISION:
+        found, _ = self._highest(option, carried.load * PRECISION / _FIRST)
+        if found is None or found.load < carried.load * PRECISION:
             return None
         return Entry(option, "meets", "", self._replicas(found), found)
 
@@ -321,15 +325,7 @@ class _Search:
     def _together(self, spec: ReplicaSpec, entry: Entry, replicas: int, factor: float = 1) -> Trial:
         """``replicas`` at ``factor`` times the peak; of many, a slice with its share of it."""
         simulated = min(replicas, _SLICE)
-        return self._trial(spec, factor * self._peak(entry) * simulated / replicas, simulated)
-
-    def _peak(self, entry: Entry) -> float:
-        """Requests a second at the peak; of so many in flight, those that keep as many there."""
-        load, carried = self._goal.load, entry.trial
-        assert carried is not None
-        if load.kind == "rate":
-            return load.amount
-        return load.amount * carried.rate / carried.in_flight
+        return self._trial(spec, factor * self._goal.load.amount * simulated / replicas, simulated)
 
     def _breaking(self, entry: Entry) -> Breaking:
         self._say("doubling the load")

@@ -26,21 +26,22 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What became of ``rate`` requests a second on ``replicas``, in virtual time.
+    """What became of a ``load`` (see ``goal.Load``) on ``replicas``, in virtual time.
 
     ``failed``: of ``requests``, those that were refused. ``growing``: more came than was done, so
-    that latencies say only how long was simulated. ``in_flight``: requests at a time, in all.
-    Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
+    that latencies say only how long was simulated. ``rate``: requests a second that were answered,
+    ``in_flight``: at a time, ``output_rate``: tokens a second, of all replicas together. Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
     with someone waiting for a place (``no_slot``) or for KV memory (``no_memory``). ``filled``: of
     the places or of the KV memory, whichever is fuller, what is in use in the mean.
     """
 
-    rate: float
+    load: float
     replicas: int
     requests: int
     failed: int
     growing: bool
     latency: dict[Metric, Latency]
+    rate: float
     in_flight: float
     output_rate: float
     busy: float
@@ -58,9 +59,9 @@ class Trial:
 
 
 class Trials(Protocol):
-    """The simulation."""
+    """The simulation of a load of the goal's kind."""
 
-    def __call__(self, spec: ReplicaSpec, rate: float, replicas: int = 1) -> Trial: ...
+    def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial: ...
 
 
 @dataclass(frozen=True, slots=True)
