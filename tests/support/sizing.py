@@ -61,9 +61,9 @@ def trial(**changes: Any) -> Trial:
 
 @dataclass
 class Queue:
-    """A simulation by formula: what is carried at most is what ``fluid`` says. Of requests that come
-    by the clock, TTFT grows as in a queue with one server; of so many at once, with their number.
-    TPOT grows with the load. ``friction``: what several together carry is less by so much."""
+    """A simulation by formula: what is carried at most is what ``fluid`` says. TTFT grows as in a
+    queue with one server where requests come by the clock, with their number where so many are
+    there at once; TPOT grows with the load. ``friction``: several together carry so much less."""
 
     kind: Kind = "rate"
     friction: float = 0.0

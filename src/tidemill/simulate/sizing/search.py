@@ -91,8 +91,8 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """An option that may do, with limits that fit the SLO, and what it does at best: the ``load`` of
-    a replica, what it then takes in all, and tokens a second of who is alone."""
+    """An option that may do, with limits that fit the SLO. What it does at best: the ``load`` of a
+    replica, what it then takes in all, and tokens a second of who is alone."""
 
     option: Option
     load: float

@@ -30,7 +30,9 @@ class Trial:
 
     ``failed``: of ``requests``, those that were refused. ``growing``: more came than was done, so
     that latencies say only how long was simulated. ``rate``: requests a second that were answered,
-    ``in_flight``: at a time, ``output_rate``: tokens a second, of all replicas together. Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
+    ``in_flight``: at a time, ``output_rate``: tokens a second, of all replicas together.
+
+    Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
     with someone waiting for a place (``no_slot``) or for KV memory (``no_memory``). ``filled``: of
     the places or of the KV memory, whichever is fuller, what is in use in the mean.
     """
