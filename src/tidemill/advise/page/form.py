@@ -17,8 +17,8 @@ from tidemill.advise.questions import BY_KEY, QUESTIONS, Question
 from tidemill.advise.scores import DIMENSIONS, Dimension, parse_weights
 from tidemill.records import dataclass
 
-WEIGHT = "weight."
-"""What the fields of weights begin with."""
+_WEIGHTS: dict[str, Dimension] = {f"weight.{name}": name for name in DIMENSIONS}
+"""Fields that are no questions."""
 
 # Choices up to so many are all in view; more are in a list that opens.
 MOST_IN_VIEW = 5
@@ -60,7 +60,7 @@ class Form:
 def filled(answers: Answers, weights: Mapping[Dimension, float]) -> Form:
     """The form with these answers in it."""
     typed = {question.key: _shown(answers.get(question)) for question in QUESTIONS}
-    typed |= {f"{WEIGHT}{name}": (f"{weights[name]:g}",) for name in DIMENSIONS}
+    typed |= {field: (f"{weights[name]:g}",) for field, name in _WEIGHTS.items()}
     return Form(typed, {}, answers, weights)
 
 
@@ -79,7 +79,7 @@ def read(fields: Iterable[tuple[str, str]], engines: Collection[str]) -> Form:
     values: dict[str, Any] = {}
     for name, texts in typed.items():
         question = BY_KEY.get(name)
-        if question is None and not name.startswith(WEIGHT):
+        if question is None and name not in _WEIGHTS:
             wrong("", f"{name}: there is no such question")
         elif question is not None and (texts or question.kind == "choices"):
             try:
@@ -101,12 +101,12 @@ def read(fields: Iterable[tuple[str, str]], engines: Collection[str]) -> Form:
     try:
         shares = _weights(typed)
     except ValueError as error:
-        wrong(f"{WEIGHT}{DIMENSIONS[0]}", str(error))
+        wrong(next(iter(_WEIGHTS)), str(error))
     return Form(typed, errors, None if errors else answers, shares)
 
 
 def _weights(typed: Mapping[str, tuple[str, ...]]) -> dict[Dimension, float]:
-    given = {name: "".join(typed.get(f"{WEIGHT}{name}", ("0",))) or "0" for name in DIMENSIONS}
+    given = {name: "".join(typed.get(field, ())) or "0" for field, name in _WEIGHTS.items()}
     return parse_weights(",".join(f"{name}={text}" for name, text in given.items()))
 
 
