@@ -14,7 +14,7 @@ from tidemill.advise.answers import (
     understand,
 )
 from tidemill.advise.questions import BY_KEY, QUESTIONS, Question
-from tidemill.advise.scores import DIMENSIONS, Dimension, parse_weights
+from tidemill.advise.scores import DIMENSIONS, WEIGHTS, Dimension, parse_weights
 from tidemill.records import dataclass
 
 _WEIGHTS: dict[str, Dimension] = {f"weight.{name}": name for name in DIMENSIONS}
@@ -36,7 +36,7 @@ class Form:
     shares: Mapping[Dimension, float]
 
     def text(self, name: str) -> str:
-        return self.typed.get(name, ("",))[0]
+        return next(iter(self.typed.get(name, ())), "")
 
     @staticmethod
     def control(question: Question) -> str:
@@ -105,7 +105,9 @@ def read(fields: Iterable[tuple[str, str]], engines: Collection[str]) -> Form:
     return Form(typed, errors, None if errors else answers, shares)
 
 
-def _weights(typed: Mapping[str, tuple[str, ...]]) -> dict[Dimension, float]:
+def _weights(typed: Mapping[str, tuple[str, ...]]) -> Mapping[Dimension, float]:
+    if not _WEIGHTS.keys() & typed.keys():  # an address that somebody wrote
+        return WEIGHTS
     given = {name: "".join(typed.get(field, ())) or "0" for field, name in _WEIGHTS.items()}
     return parse_weights(",".join(f"{name}={text}" for name, text in given.items()))
 
