@@ -88,11 +88,16 @@ def fit(observations: Sequence[Observation]) -> FittedCosts:
     """Raises ValueError if there are too few, or times that cannot be."""
     if not all(math.isfinite(o.seconds) and o.seconds > 0 for o in observations):
         raise ValueError("steps take a positive, finite time")
-    token_knots = _knots([_tokens(o.work) for o in observations])
+    if len({_tokens(o.work) for o in observations}) < 2 or not any(
+        o.work.rows for o in observations
+    ):
+        raise ValueError(f"{len(observations)} kinds of steps are too few to fit")
+    # Where steps have as many rows as tokens, nothing tells what is of which: the curve of tokens
+    # bends only where it is seen by itself.
+    few_rows = [o for o in observations if o.work.rows <= 1] or observations
+    token_knots = _knots([_tokens(o.work) for o in few_rows])
     row_knots = [0, *_knots([_rows(o.work) for o in observations if o.work.rows])]
     columns = len(token_knots) + len(row_knots) + 1
-    if len(observations) < 2 or token_knots[0] < 1:
-        raise ValueError(f"{len(observations)} kinds of steps are too few to fit")
     matrix = np.zeros((len(observations), columns))
     for i, o in enumerate(observations):
         n, rows = _tokens(o.work), _rows(o.work)
