@@ -74,7 +74,7 @@ def test_tokens_and_rows_are_told_apart_where_decodes_alone_cannot() -> None:
     few = [o for o in observed(noise=0.0) if not (o.work.prompt_tokens in (4, 12) or
            (o.work.prompt_tokens and o.work.decodes))]  # fmt: skip
     costs = fit(few)
-    for work in (StepWork(8, 36, 4, 400, 4), StepWork(100, 5050, 12, 1200, 13)):
+    for work in (StepWork(12, 78, 4, 400, 4), StepWork(100, 5050, 12, 1200, 13)):
         assert costs.seconds(work) == pytest.approx(true_seconds(work), rel=0.05)
 
 
