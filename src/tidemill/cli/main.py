@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("tidemill.cli.inspect:inspect", "Describe a model and the memory it needs."),
     "eval": ("tidemill.cli.evaluate:evaluate", "Measure a model's quality."),
     "bench": ("tidemill.cli.bench:bench", "Measure servers, and speed on this machine."),
+    "simulate": ("tidemill.cli.simulate:simulate", "Predict what a deployment would do."),
     "advise": ("tidemill.cli.advise:advise", "Recommend an engine for a case, with reasons."),
     "serve": ("tidemill.cli.serve:serve", "Serve models over HTTP, with the OpenAI API."),
     "key": ("tidemill.cli.keys:key", "Make, show and change API keys for the server."),
