@@ -17,7 +17,6 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import field
 from typing import cast
 
 from tidemill.engine.base import EngineConfig, Request
@@ -58,13 +57,13 @@ class Usage:
 
 @dataclass(slots=True)
 class _Steps:
-    """Those that are being computed: when they began and when each ends. ``spans`` of a single
-    step; None where they are decodes that are all alike."""
+    """Those that are being computed: when they began and when each ends. ``spans``: of a single
+    step; None where they are decodes that are all alike. ``prompts``: whether there are any."""
 
     began: float
     ends: list[float]
     spans: list[Span] | None
-    work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0, 0, 0))
+    prompts: bool
 
 
 class Replica:
@@ -148,7 +147,8 @@ class Replica:
             self._steps = self._decodes(now, n)
         elif spans := self._schedule():
             work = _work(spans)
-            self._steps = _Steps(now, [now + self._seconds(work)], spans, work)
+            ends = [now + self._seconds(work)]
+            self._steps = _Steps(now, ends, spans, prompts=work.prompt_tokens > 0)
         self.ending = self._steps is not None
         self.at = math.inf if self._steps is None else self._steps.ends[-1]
         return self._take_ended()
@@ -231,7 +231,7 @@ class Replica:
             end += seconds(StepWork(0, 0, count, context, count))
             ends.append(end)
             context += count
-        return _Steps(now, ends, None)
+        return _Steps(now, ends, None, prompts=False)
 
     def _leap(self, steps: _Steps) -> None:
         ends = steps.ends
@@ -321,7 +321,7 @@ class Replica:
         seconds = steps.ends[-1] - steps.began
         usage.steps += len(steps.ends)
         usage.busy += seconds
-        if steps.work.prompt_tokens:
+        if steps.prompts:
             usage.prompts += seconds
         usage.running += seconds * len(self._scheduler.running)
         usage.blocks += seconds * (self._kv.n_blocks - self._kv.available)
