@@ -31,6 +31,8 @@ from tidemill.simulate.base import ReplicaSpec, StepWork
 from tidemill.simulate.jobs import Job, Played
 from tidemill.simulate.leaps import MOST, LeapingScheduler
 
+_USUAL = EngineConfig(max_context=1)  # what it has unless told otherwise
+
 OnGap = Callable[[float, int], None]
 """Told of seconds between two tokens, and of how many sequences there were so many."""
 
@@ -75,8 +77,8 @@ class Replica:
         *,
         on_gap: OnGap = lambda seconds, n: None,
         prefix_caching: bool = True,
-        max_preemptions: int = EngineConfig.max_preemptions,
-        max_waiting: int = EngineConfig.max_waiting,
+        max_preemptions: int = _USUAL.max_preemptions,
+        max_waiting: int = _USUAL.max_waiting,
     ) -> None:
         self.spec = spec
         self.usage = Usage()
