@@ -63,13 +63,11 @@ def test_counts_by_hand() -> None:
     qkv, out, gate_up, down = 64 * (64 + 32 + 32), 64 * 64, 2 * 64 * 160, 160 * 64
     products = [op for op in shape.token_counts(5) if op.sharded]
     rows = [op for op in shape.row_counts(1) if op.sharded]
-    # From the last attention on, only rows with logits are computed.
-    assert sum(op.times * op.flops for op in products) == 2 * 5 * (
-        3 * qkv + 2 * (out + gate_up + down)
-    )
-    assert sum(op.times * op.flops for op in rows) == 2 * (out + gate_up + down + 64 * 100)
+    layer = qkv + out + gate_up + down
+    assert sum(op.times * op.flops for op in products) == 2 * 5 * 3 * layer
+    assert sum(op.times * op.flops for op in rows) == 2 * 64 * 100
     assert sum(op.times * op.weight_bytes for op in [*products, *rows]) == 2 * (
-        3 * (qkv + out + gate_up + down) + 64 * 100
+        3 * layer + 64 * 100
     )
     assert [op.flops for op in rows if op.head] == [2 * 64 * 100]
     reads, flops = shape.attention(10, 2.0)

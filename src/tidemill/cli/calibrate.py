@@ -97,7 +97,7 @@ def _list() -> None:
 
 def report(made: Calibration) -> str:
     """What was found, for a terminal."""
-    from tidemill.simulate.calibration import step_table
+    from tidemill.simulate.compare import distances
     from tidemill.simulate.shapes import load_shape
 
     error, noise = made.fit.error, made.fit.noise
@@ -121,11 +121,9 @@ def report(made: Calibration) -> str:
             f"{served.per_step * 1e3:.2f} ms to a step and {served.per_token * 1e3:.3f} ms to each "
             "of its tokens",
         ]
-    lines += ["", f"replicas of it: {step_table(made).source}"]
-    from tidemill.simulate.compare import distances
-
     found = distances(made, load_shape(made.model))
     lines += [
+        "",
         "what would be computed from these limits alone, as of hardware that is not at hand:",
         *(f"  {kind:<8} {distance}" for kind, distance in found.items()),
     ]

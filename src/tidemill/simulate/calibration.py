@@ -39,7 +39,7 @@ class CalibrationError(ValueError):
     """A calibration is not there, or its file is not sound; says which, where, what to do."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
@@ -184,7 +184,7 @@ def fit_points(points: Sequence[Point], seed: int = 0) -> tuple[list[Point], Fit
     )
 
 
-class Calibration(_Strict):
+class Calibration(_Strict, kw_only=True):
     """``weights``: types of the model's matrices. ``fit`` is of ``points``; ``served`` what the
     server adds, if that was measured; ``ops``: where the time of some steps goes."""
 

@@ -15,7 +15,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from tidemill.simulate.base import StepWork
 
 _ITERATIONS = 1000
 _TOLERANCE = 1e-12
+_SMOOTH = 0.1  # how much a bend of the size of a step counts, against a step that is off by that
 HELD_OUT = 0.25
 
 
@@ -88,21 +89,34 @@ def fit(observations: Sequence[Observation]) -> FittedCosts:
     """Raises ValueError if there are too few, or times that cannot be."""
     if not all(math.isfinite(o.seconds) and o.seconds > 0 for o in observations):
         raise ValueError("steps take a positive, finite time")
-    token_knots = _knots([_tokens(o.work) for o in observations])
+    if len({_tokens(o.work) for o in observations}) < 2 or not any(
+        o.work.rows for o in observations
+    ):
+        raise ValueError(f"{len(observations)} kinds of steps are too few to fit")
+    # Where steps have as many rows as tokens, nothing tells what is of which: the curve of tokens
+    # bends only where it is seen by itself.
+    few_rows = [o for o in observations if o.work.rows <= 1] or observations
+    token_knots = _knots([_tokens(o.work) for o in few_rows])
     row_knots = [0, *_knots([_rows(o.work) for o in observations if o.work.rows])]
     columns = len(token_knots) + len(row_knots) + 1
-    if len(observations) < 2 or token_knots[0] < 1:
-        raise ValueError(f"{len(observations)} kinds of steps are too few to fit")
     matrix = np.zeros((len(observations), columns))
     for i, o in enumerate(observations):
         n, rows = _tokens(o.work), _rows(o.work)
         base = [1.0, *_ramps(token_knots, n)]
         matrix[i] = [*base, *_ramps(row_knots, rows), o.work.prompt_context, o.work.decode_context]
         matrix[i] /= o.seconds
+    target = np.ones(len(observations))
+    bends = [
+        *_bends(token_knots, 1, columns, observations, _tokens),
+        *_bends(row_knots, len(token_knots), columns, observations, _rows),
+    ]
+    if bends:
+        matrix = np.vstack([matrix, *bends])
+        target = np.concatenate([target, np.zeros(len(bends))])
     # Columns of one size: contexts are thousands of times larger than rows.
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    solution = nonnegative_least_squares(matrix / scale, np.ones(len(observations))) / scale
+    solution = nonnegative_least_squares(matrix / scale, target) / scale
     n_tokens = len(token_knots)
     tokens = _curve(token_knots, solution[0], solution[1:n_tokens])
     rows_curve = _curve(row_knots, 0.0, solution[n_tokens : n_tokens + len(row_knots) - 1])
@@ -159,6 +173,23 @@ def _ramps(knots: Sequence[int], n: int) -> list[float]:
     if ramps and n > knots[-1]:
         ramps[-1] += n - knots[-1]
     return ramps
+
+
+def _bends(
+    knots: Sequence[int], first: int, columns: int, observations: Sequence[Observation],
+    what: Callable[[StepWork], int],
+) -> list[npt.NDArray[np.float64]]:  # fmt: skip
+    """Rows that draw neighbouring slopes, from column ``first`` on, towards each other: weakly, so
+    that noise makes no stairs and a knot that little is known of lies between its neighbours."""
+    rows = []
+    for i in range(len(knots) - 2):
+        low, middle, high = knots[i : i + 3]
+        nearest = min(observations, key=lambda o: abs(what(o.work) - middle))
+        weight = _SMOOTH * min(middle - low, high - middle) / nearest.seconds
+        row = np.zeros(columns)
+        row[first + i], row[first + i + 1] = -weight, weight
+        rows.append(row)
+    return rows
 
 
 def _curve(knots: Sequence[int], first: float, slopes: npt.NDArray[np.float64]) -> dict[int, float]:

@@ -39,7 +39,7 @@ class HardwareError(ValueError):
     """A profile does not fit the schema, or is not there; says which file, where, what to do."""
 
 
-class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
