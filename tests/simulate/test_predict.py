@@ -12,7 +12,8 @@ from tidemill.bench.scenario import Scenario
 from tidemill.bench.workload import Shape, Uniform
 from tidemill.simulate.changes import Autoscale, Failures
 from tidemill.simulate.play import Deployment
-from tidemill.simulate.predict import Prediction, Proof, figures, predict
+from tidemill.simulate.predict import Prediction, predict
+from tidemill.simulate.proof import Proof, errors_of, figures, keep_proof, proof_beside
 from tidemill.simulate.report import text
 
 REPLICA = spec(step_time=Linear(10e-3, 1e-4, 1e-8, 1e-4), n_blocks=4000, hour=2.0)
@@ -125,3 +126,21 @@ def test_origin_is_the_weakest() -> None:
     assert found.origin == "data sheet"
     assert found.source == "a straight line; a sheet"
     assert "over step times computed from: a straight line; a sheet" in text(found)
+
+
+def test_a_proof_is_kept_beside_its_calibration(tmp_path) -> None:
+    calibration = tmp_path / "smollm2-2t.json"
+    assert proof_beside(calibration) is None
+    proof = Proof(made="2026-11-30", scenarios=["rag"], errors={"ttft.p50": 0.07})
+    assert keep_proof(proof, calibration).parent == tmp_path
+    assert proof_beside(calibration) == proof
+    assert list(tmp_path.glob("*.json")) == []  # it is none of the calibrations
+    (tmp_path / "smollm2-2t.proof").write_text("{}")
+    with pytest.raises(ValueError, match=r"smollm2-2t\.proof: no proof of a calibration"):
+        proof_beside(calibration)
+
+
+def test_errors_are_shares_of_what_was_measured() -> None:
+    assert errors_of({"a": 11.0, "b": 5.0, "c": 1.0}, {"a": 10.0, "b": 10.0, "d": 3.0}) == {
+        "a": pytest.approx(0.1), "b": 0.5,
+    }  # fmt: skip

@@ -26,6 +26,7 @@ from tidemill.simulate.timeline import Timeline
 TIME = Linear()
 VOCAB = 12
 MAX_WAITING = 6
+MODEL = FakeRunner(vocab_size=VOCAB)
 
 
 class Tokens:
@@ -138,12 +139,11 @@ def by_engine(replica: ReplicaSpec, asks: list[Ask], **config) -> tuple[dict[str
 
 
 def by_replica(spec: ReplicaSpec, asks: list[Ask], **config) -> tuple[dict[str, Fate], Replica]:
-    model = FakeRunner(vocab_size=VOCAB)
     jobs = {}
     for ask in asks:
         request, params = ask.request, ask.request.params
         prompt = list(request.prompt_token_ids)
-        answer = model.greedy(prompt, params.max_tokens, frozenset(params.stop_token_ids))
+        answer = MODEL.greedy(prompt, params.max_tokens, frozenset(params.stop_token_ids))
         jobs[request.id] = Job(
             text=Tokens(prompt + answer, request.salt), prompt_tokens=len(prompt),
             output_tokens=len(answer), max_tokens=params.max_tokens, n=params.n,
@@ -212,7 +212,7 @@ specs = st.builds(
 
 @given(specs, workloads(), st.booleans(), st.sampled_from([0, 1, 8]))
 @settings(
-    derandomize=True, max_examples=250, deadline=None, suppress_health_check=list(HealthCheck)
+    derandomize=True, max_examples=150, deadline=None, suppress_health_check=list(HealthCheck)
 )
 def test_it_is_the_engine(
     replica_spec: ReplicaSpec, asks: list[Ask], caching: bool, max_preemptions: int
@@ -285,7 +285,7 @@ def played(replica_spec: ReplicaSpec, jobs: list[Job]) -> tuple[list[object], Re
 
 
 @given(jobs(), st.sampled_from([40, 90, 400]), st.sampled_from([2, 6]))
-@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_leaps_are_single_steps(asked: list[Job], n_blocks: int, n_slots: int) -> None:
     uneven = Linear(0.0137, 0.0021, 1.7e-6, 0.0005)
     replica_spec = spec(

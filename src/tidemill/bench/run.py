@@ -29,7 +29,7 @@ from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Workload
 
 _PROGRESS_EVERY = 0.5
-_PAUSE_AFTER_ERROR = 0.1
+PAUSE_AFTER_ERROR = 0.1
 """Seconds that a stream of a closed loop then waits: an endpoint that refuses is not hammered."""
 
 
@@ -170,7 +170,7 @@ class _Run:
                     if long_enough and self._finished >= self._plan.requests:
                         self._close(now)
                 if record.error is not None:
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    await asyncio.sleep(PAUSE_AFTER_ERROR)
                 if talk.goes_on(answer):
                     await asyncio.sleep(talk.prompt.shape.pause)
                 else:

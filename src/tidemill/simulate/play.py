@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
@@ -103,6 +104,8 @@ def play(
     finally:
         if collecting:
             gc.enable()
+    if tally.closed == math.inf:
+        raise ValueError(f"{scenario.name}: every replica was gone before the load stood")
     usage = added([member.replica.usage for member in cluster.members])
     return Run(tally, cluster.counts, usage, cluster.now)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 import msgspec
@@ -23,6 +23,7 @@ from tidemill.hardware import usable_cores
 from tidemill.records import dataclass
 from tidemill.simulate.base import Origin
 from tidemill.simulate.play import Deployment, Run, expected_requests, joined, play, splits
+from tidemill.simulate.proof import Proof, figures
 from tidemill.simulate.traffic import Profile
 
 _WORTH_A_PROCESS = 3000
@@ -34,15 +35,6 @@ _CROWDED = 0.9
 _AMPLIFIED = 5.0
 """Per cent that E2E changes for one of the step times, from which on it does, too. In a queue with
 one server that is 1 / (1 - utilisation), so 80 %."""
-
-
-class Proof(msgspec.Struct, frozen=True, kw_only=True):
-    """How far predictions were off what was measured: the largest error of each figure, as a share,
-    over held-out scenarios (benchmarks/simulation_proof.py)."""
-
-    made: str
-    scenarios: list[str]
-    errors: dict[str, float]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -179,19 +171,6 @@ def _call(task: Callable[[], Run]) -> Run:
     return task()
 
 
-def figures(summary: Summary) -> dict[str, float]:
-    """Those that are predicted and compared, by name."""
-    found = {
-        f"{name}.{share}": estimate.value
-        for name, shares in summary.latency.items()
-        for share, estimate in shares.items()
-    }
-    found |= {"output_rate": summary.output_rate, "request_rate": summary.request_rate}
-    if summary.attained is not None and summary.goodput is not None:
-        found |= {"attained": summary.attained, "goodput": summary.goodput}
-    return found
-
-
 def _intervals(of_runs: list[dict[str, float]], proof: Proof | None) -> dict[str, Interval]:
     base = of_runs[0]
     found = {}
@@ -257,12 +236,3 @@ def _saturated(
             if amplified > _AMPLIFIED:
                 return f"1 % of the step times is {amplified:.0f} % of E2E at p90"
     return None
-
-
-def errors_of(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Of each figure that both have, as a share of what was measured."""
-    return {
-        name: abs(predicted[name] / value - 1)
-        for name, value in measured.items()
-        if name in predicted and value
-    }

@@ -17,7 +17,6 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import field
 from typing import cast
 
 from tidemill.engine.base import EngineConfig, Request
@@ -31,6 +30,8 @@ from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec, StepWork
 from tidemill.simulate.jobs import Job, Played
 from tidemill.simulate.leaps import MOST, LeapingScheduler
+
+_USUAL = EngineConfig(max_context=1)  # what it has unless told otherwise
 
 OnGap = Callable[[float, int], None]
 """Told of seconds between two tokens, and of how many sequences there were so many."""
@@ -58,13 +59,13 @@ class Usage:
 
 @dataclass(slots=True)
 class _Steps:
-    """Those that are being computed: when they began and when each ends. ``spans`` of a single
-    step; None where they are decodes that are all alike."""
+    """Those that are being computed: when they began and when each ends. ``spans``: of a single
+    step; None where they are decodes that are all alike. ``prompts``: whether there are any."""
 
     began: float
     ends: list[float]
     spans: list[Span] | None
-    work: StepWork = field(default_factory=lambda: StepWork(0, 0, 0, 0, 0))
+    prompts: bool
 
 
 class Replica:
@@ -76,8 +77,8 @@ class Replica:
         *,
         on_gap: OnGap = lambda seconds, n: None,
         prefix_caching: bool = True,
-        max_preemptions: int = EngineConfig.max_preemptions,
-        max_waiting: int = EngineConfig.max_waiting,
+        max_preemptions: int = _USUAL.max_preemptions,
+        max_waiting: int = _USUAL.max_waiting,
     ) -> None:
         self.spec = spec
         self.usage = Usage()
@@ -148,7 +149,8 @@ class Replica:
             self._steps = self._decodes(now, n)
         elif spans := self._schedule():
             work = _work(spans)
-            self._steps = _Steps(now, [now + self._seconds(work)], spans, work)
+            ends = [now + self._seconds(work)]
+            self._steps = _Steps(now, ends, spans, prompts=work.prompt_tokens > 0)
         self.ending = self._steps is not None
         self.at = math.inf if self._steps is None else self._steps.ends[-1]
         return self._take_ended()
@@ -231,7 +233,7 @@ class Replica:
             end += seconds(StepWork(0, 0, count, context, count))
             ends.append(end)
             context += count
-        return _Steps(now, ends, None)
+        return _Steps(now, ends, None, prompts=False)
 
     def _leap(self, steps: _Steps) -> None:
         ends = steps.ends
@@ -321,7 +323,7 @@ class Replica:
         seconds = steps.ends[-1] - steps.began
         usage.steps += len(steps.ends)
         usage.busy += seconds
-        if steps.work.prompt_tokens:
+        if steps.prompts:
             usage.prompts += seconds
         usage.running += seconds * len(self._scheduler.running)
         usage.blocks += seconds * (self._kv.n_blocks - self._kv.available)

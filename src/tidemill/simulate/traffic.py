@@ -210,12 +210,14 @@ class Traffic:
             prompt = shared + question
         talk.tokens = prompt + sizes.max_tokens
         alone = shape.turns > 1 or not sizes.beginning
-        return Job(
+        job = Job(
             text=talk.text, prompt_tokens=prompt, output_tokens=sizes.max_tokens, due=due,
             conversation=talk.index, turn=talk.turn, shape=self._shapes[shape.name],
             key=talk.text.conversation if alone else talk.text.beginning,
-            counted=self._tally.opened <= due < self._closing, keep_times=self._keep_times,
+            keep_times=self._keep_times,
         )  # fmt: skip
+        job.counted = self._tally.opened <= due < self._closing
+        return job
 
     def _shared(self, sizes: Sizes) -> int:
         """Tokens that a prompt begins with and has in common with others."""
