@@ -50,6 +50,7 @@ def test_a_backlog_or_a_refusal_is_never_enough(changes: dict[str, Any]) -> None
         ("ttft", {"preemptions": 200}, "KV memory"),
         ("ttft", {"no_slot": 0.2}, "all sequences are taken 20%"),
         ("ttft", {"no_slot": 0.2, "no_memory": 0.1}, "KV memory"),
+        ("ttft", {"front": 0.97, "no_slot": 0.2}, "front ends are busy 97% of the time"),
         ("ttft", {"busy": 0.97}, "it computes 97% of the time"),
         ("ttft", {"growing": True, "busy": 0.9}, "it computes 90% of the time"),
         ("ttft", {}, "prompts take too long to compute"),
@@ -89,6 +90,10 @@ def test_the_ceiling_is_bounded_by_kv_memory() -> None:
     # A sequence holds 125 tokens in the mean: 8 blocks of 16, so that 20 blocks hold two.
     assert ceiling(spec(n_blocks=20), MIX).sequences == 2
     assert ceiling(spec(n_blocks=1), MIX).sequences == 1
+
+
+def test_the_ceiling_is_bounded_by_the_front_end() -> None:
+    assert ceiling(spec(request_seconds=0.1), MIX).rate == pytest.approx(10)
 
 
 def test_long_prompts_keep_sequences_from_decoding() -> None:

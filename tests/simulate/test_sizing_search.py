@@ -41,7 +41,7 @@ def highest(spec: ReplicaSpec, slo: Slo = SLO) -> float:
 # ---- how many ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", [1e-5, 1e-4, 5e-4])
+@pytest.mark.parametrize("each", [1e-5, 1e-4, 3e-4])
 @pytest.mark.parametrize("fixed", [0.001, 0.01, 0.02])
 def test_the_highest_rate_is_found(fixed: float, each: float) -> None:
     found = sized([option(fixed=fixed, each=each, watts=1)]).winner
@@ -68,8 +68,9 @@ def test_requests_in_flight() -> None:
     assert found.trial is not None
     carried = round(found.trial.load)
     assert found.replicas == -(-500 // carried)
-    assert meets(queue(queue.calls[0][0], carried), SLO)
-    assert not meets(queue(queue.calls[0][0], round(carried * PRECISION) + 1), SLO)
+    assert found.option.spec is not None
+    assert meets(queue(found.option.spec, carried), SLO)
+    assert not meets(queue(found.option.spec, round(carried * PRECISION) + 1), SLO)
     assert all(load == round(load) for _, load, replicas in queue.calls if replicas == 1)
 
 
@@ -106,7 +107,7 @@ def test_loads_of_any_size() -> None:
     huge = sized([option(watts=1)], 1e9, queue).winner
     assert huge is not None
     assert huge.replicas > 1_000_000
-    assert max(replicas for _, _, replicas in queue.calls) <= 32  # a slice stands for all
+    assert max(replicas for _, _, replicas in queue.calls) <= 8  # a slice stands for all
 
 
 # ---- which -------------------------------------------------------------------------------------
@@ -245,16 +246,16 @@ def test_no_more_are_simulated_than_there_is_time_for() -> None:
 
 
 class Chunky(Queue):
-    """Steps with more than 512 prompt tokens are late for everybody."""
+    """With 1024 prompt tokens in a step, or fewer, it carries more."""
 
     def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
-        gain = 1.0 if spec.max_prefill_tokens > 512 else 0.7
+        gain = 1.0 if spec.max_prefill_tokens > 1024 else 0.7
         found = super().__call__(spec, load * gain, replicas)
         return dataclasses.replace(found, load=load)
 
 
 def test_batches_are_varied_where_that_helps() -> None:
-    for queue, prefill in ((Queue(), {2048}), (Chunky(), {256, 512})):
+    for queue, prefill in ((Queue(), {2048}), (Chunky(), {1024})):
         found = sized([option(watts=1)], queue=queue, slo=Slo(ttft=0.2)).winner
         assert found is not None
         assert found.option.spec is not None
@@ -268,10 +269,17 @@ def test_what_an_engine_cannot_set_is_not_varied() -> None:
 
 
 def test_the_front_runs_from_cheap_to_fast() -> None:
-    found = sized(variety(), 300.0)
+    found = sized(
+        [
+            option("slow", fixed=0.02, watts=100),
+            option("fast", fixed=0.01, watts=400),
+            option("faster", fixed=0.004, watts=2000),
+        ],
+        300.0,
+    )
     totals = [point.total for point in found.front]
     speeds = [point.speed for point in found.front]
-    assert len(found.front) > 2
+    assert {point.option.hardware for point in found.front} == {"slow", "fast", "faster"}
     assert totals == sorted(totals)
     assert speeds == sorted(speeds)
 

@@ -54,7 +54,7 @@ def trial(**changes: Any) -> Trial:
             "ttft": Latency(0.1, 0.2), "tpot": Latency(0.02, 0.03), "e2e": Latency(1.0, 2.0)
         },
         "in_flight": 1.0, "output_rate": 50.0, "busy": 0.5, "prompts": 0.1, "no_slot": 0.0,
-        "no_memory": 0.0, "preemptions": 0, "filled": 0.5,
+        "no_memory": 0.0, "preemptions": 0, "filled": 0.5, "front": 0.0,
     }  # fmt: skip
     return Trial(**{**fields, **changes})
 

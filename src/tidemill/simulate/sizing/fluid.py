@@ -21,7 +21,7 @@ _LEAST_PREFILL = 32  # prompt tokens in a step: fewer would take for ever
 class Mix:
     """Mean tokens of a workload's requests: ``prompt`` to compute and ``cached`` before them,
     ``output``. ``longest``: tokens to compute of a prompt that 1 in 100 is longer than;
-    ``context``: of the longest request in all."""
+    ``context``: that any request fits into."""
 
     prompt: float
     cached: float
@@ -79,7 +79,10 @@ def _steady(spec: ReplicaSpec, mix: Mix, sequences: int) -> Ceiling:
             rows=decoding,
         )
     )
-    return Ceiling(decoding / mix.output / seconds, sequences, seconds)
+    rate = decoding / mix.output / seconds
+    if spec.request_seconds:  # the front end takes one request after the other
+        rate = min(rate, 1 / spec.request_seconds)
+    return Ceiling(rate, sequences, seconds)
 
 
 def fitted(spec: ReplicaSpec, mix: Mix, tpot: float | None, limits: tuple[str, ...]) -> ReplicaSpec:

@@ -55,7 +55,7 @@ class ScenarioLoad:
         self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
         requests = list(_requests(scenario, seed))
         self._turns = len(requests) / _SAMPLE
-        self.mix = _mix(requests)
+        self.mix = _mix(requests, scenario.context)
 
     def __call__(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
         scenario = self._loaded(spec, load)
@@ -89,6 +89,7 @@ class ScenarioLoad:
                 usage.running / time / min(spec.max_sequences, spec.max_batch_tokens),
                 usage.blocks / time / spec.n_blocks,
             ),
+            front=summary.request_rate * spec.request_seconds / replicas,
         )
 
     def _loaded(self, spec: ReplicaSpec, load: float) -> Scenario:
@@ -130,7 +131,7 @@ def _requests(scenario: Scenario, seed: int) -> Iterator[_Request]:
             before += prompt + sizes.max_tokens
 
 
-def _mix(requests: list[_Request]) -> Mix:
+def _mix(requests: list[_Request], context: int) -> Mix:
     n = len(requests)
     prompts = sorted(request.prompt for request in requests)
     return Mix(
@@ -138,5 +139,5 @@ def _mix(requests: list[_Request]) -> Mix:
         cached=sum(request.cached for request in requests) / n,
         output=sum(request.output for request in requests) / n,
         longest=prompts[math.ceil(0.99 * n) - 1],
-        context=max(r.cached + r.prompt + r.output for r in requests),
+        context=context,
     )

@@ -106,3 +106,8 @@ def replicas_for(load: float, each: float, spare: int) -> int:
     """So many that ``spare`` of them can be missing. A whole number is not exceeded by what
     rounding adds."""
     return max(1, math.ceil(load / each * (1 - 1e-9))) + spare
+
+
+def shown(amount: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.3g}"

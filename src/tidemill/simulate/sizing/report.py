@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidemill.advise.document import Block, Bullets, Code, Heading, Paragraph, Table
-from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point
+from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
 
@@ -117,10 +117,10 @@ def _seconds(trial: Trial, metric: Any) -> str:
 
 def _prices(entry: Entry) -> str:
     parts = []
-    for measure, words in (("cost", "{:,.4g} per hour"), ("watts", "{:,.4g} W by the data sheet")):
+    for measure, words in (("cost", "{} per hour"), ("watts", "{} W by the data sheet")):
         total = entry.total(measure)  # type: ignore[arg-type]
         if total is not None:
-            parts.append(words.format(total))
+            parts.append(words.format(shown(total)))
     return f", {', '.join(parts)}" if parts else ""
 
 
@@ -190,7 +190,7 @@ def _others(sizing: Sizing) -> Iterator[Block]:
         total = entry.total(sizing.measure)
         why = entry.why
         if total is not None:
-            why = f"{entry.replicas} replicas take {total:,.4g} {UNITS[sizing.measure]}"
+            why = f"{entry.replicas} replicas take {shown(total)} {UNITS[sizing.measure]}"
         rows.append((entry.option.words, _OUT[entry.outcome], why))
     yield Table(("option", "lost by", "because"), tuple(rows))
     left = others[_MOST_LOST:]
@@ -220,7 +220,7 @@ def _front(sizing: Sizing) -> Iterator[Block]:
         (unit, "tokens/s a user", "TTFT p99, s", "replicas", "option"),
         tuple(
             (
-                f"{point.total:,.4g}", f"{point.speed:.3g}", f"{point.ttft:.3g}",
+                shown(point.total), f"{point.speed:.3g}", f"{point.ttft:.3g}",
                 str(point.replicas), point.option.words,
             )
             for point in _spread(points)
@@ -251,7 +251,7 @@ def picture(points: tuple[Point, ...], unit: str) -> str:
     labels = {0: f"{max(speeds):.3g}", _HEIGHT - 1: f"{min(speeds):.3g}"}
     lines = ["tokens/s a user"]
     lines += [f"{labels.get(i, ''):>8} |{''.join(row)}".rstrip() for i, row in enumerate(cells)]
-    low, high = f"{points[0].total:,.4g}", f"{points[-1].total:,.4g} {unit}"
+    low, high = shown(points[0].total), f"{shown(points[-1].total)} {unit}"
     lines.append(f"{'':8} +{'-' * _WIDTH}")
     lines.append(f"{'':10}{low}{high:>{_WIDTH - len(low)}}")
     lines += [f"{letter} {words}" for words, letter in letters.items()]

@@ -26,6 +26,7 @@ from tidemill.simulate.sizing.option import (
     Point,
     front,
     replicas_for,
+    shown,
 )
 from tidemill.simulate.sizing.trial import Metric, Trial, Trials, cause, meets, misses
 
@@ -38,7 +39,7 @@ MOST_DEARER = 8
 MOST_TUNED = 3
 """Of the best options, those whose batches are varied."""
 
-_SLICE = 32
+_SLICE = 8
 """Replicas that are simulated together; more are as many such groups beside each other."""
 
 _FIRST = 0.75  # of the rate that may be possible, which is tried first
@@ -46,7 +47,7 @@ _ALONE = 0.02  # of what a replica could carry: next to nobody else is there
 _MOST_LOADS = 24  # that are tried to find one
 _MOST_ADDED = 8  # times that replicas are added, should the whole not do what its parts did
 _MOST_SHORTER = 0.95  # a step takes some time, however wide its band is
-_GROWTH = (1.25, 1.5, 1.75, 2.0)  # of the load, to see what gives way
+_GROWTH = (1.25, 1.5, 2.0)  # of the load, to see what gives way
 
 Say = Callable[[str], None]
 
@@ -204,7 +205,7 @@ class _Search:
         for case in cases:  # by what they take at best
             if least is not None and case.total >= least:
                 if case.speed <= fastest or dearer >= MOST_DEARER:
-                    words = f"{case.total:,.4g} {UNITS[self._measure]}"
+                    words = f"{shown(case.total)} {UNITS[self._measure]}"
                     yield Entry(case.option, "outdone", f"takes {words} even at its best")
                     continue
                 dearer += 1
@@ -243,7 +244,7 @@ class _Search:
         low: Trial | None = None
         high: Trial | None = None
         for _ in range(_MOST_LOADS):
-            trial = self._trial(spec, max(least, round(load) if at_once else load))
+            trial = self._trial(spec, max(least, load))
             if meets(trial, self._goal.slo):
                 low = trial
                 self._keep(option, trial)
@@ -266,6 +267,8 @@ class _Search:
 
     def _trial(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
         self._simulated += 1
+        if self._goal.load.kind == "in flight":
+            load = max(1, round(load))
         return self._trials(spec, load, replicas)
 
     def _keep(self, option: Option, trial: Trial) -> None:

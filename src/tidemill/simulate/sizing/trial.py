@@ -14,6 +14,7 @@ METRICS: tuple[Metric, ...] = ("ttft", "tpot", "e2e")
 # Shares of the time from which something counts as the reason why others wait.
 _NOTICED = 0.05
 _MOSTLY = 0.5
+_FULL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Trial:
 
     Shares of the replicas' time: ``busy`` with steps, ``prompts`` in them (of the busy time), and
     with someone waiting for a place (``no_slot``) or for KV memory (``no_memory``). ``filled``: of
-    the places or of the KV memory, whichever is fuller, what is in use in the mean.
+    the places or of the KV memory, whichever is fuller, what is in use in the mean. ``front``: of
+    the time of the replicas' front ends, which take one request after the other.
     """
 
     load: float
@@ -52,6 +54,7 @@ class Trial:
     no_memory: float
     preemptions: int
     filled: float
+    front: float
 
     @property
     def speed(self) -> float:
@@ -98,7 +101,9 @@ def meets(trial: Trial, slo: Slo) -> bool:
 def cause(trial: Trial, metric: Metric | None) -> str:
     """Why a limit was missed, by what replicas waited for; None: the load as a whole."""
     waiting_for = ""
-    if trial.no_memory >= _NOTICED or trial.preemptions > _NOTICED * trial.requests:
+    if trial.front >= _FULL:
+        waiting_for = f"front ends are busy {min(1, trial.front):.0%} of the time"
+    elif trial.no_memory >= _NOTICED or trial.preemptions > _NOTICED * trial.requests:
         waiting_for = f"KV memory is full {trial.no_memory:.0%} of the time"
     elif trial.no_slot >= _NOTICED:
         waiting_for = f"all sequences are taken {trial.no_slot:.0%} of the time"
@@ -111,6 +116,6 @@ def cause(trial: Trial, metric: Metric | None) -> str:
         return "steps of so many sequences take too long"
     if waiting_for:
         return f"requests queue: {waiting_for}"
-    if trial.growing or trial.busy >= 1 - _NOTICED:
+    if trial.growing or trial.busy >= _FULL:
         return f"requests queue: it computes {trial.busy:.0%} of the time"
     return "prompts take too long to compute"
