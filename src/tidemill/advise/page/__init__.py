@@ -56,6 +56,7 @@ def application(
     """The page, filled in with ``answers`` and ``weights`` at first. engines: the ids that
     ``case.current`` may name."""
     known = tuple(engines)
+    sections = {question.section: SECTIONS[question.section] for question in QUESTIONS}
     templates = Environment(
         loader=PackageLoader("tidemill.advise", "page"), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -63,7 +64,7 @@ def application(
 
     def form_page(form: Form) -> Response:
         html = templates.get_template("form.html").render(
-            form=form, sections=SECTIONS, questions=QUESTIONS, dimensions=DIMENSIONS, engines=known
+            form=form, sections=sections, questions=QUESTIONS, dimensions=DIMENSIONS, engines=known
         )
         return HTMLResponse(html, 422 if form.errors else 200)
 
