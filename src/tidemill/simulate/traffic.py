@@ -22,6 +22,7 @@ from tidemill.records import dataclass
 from tidemill.simulate.cluster import Cluster
 from tidemill.simulate.figures import Tally
 from tidemill.simulate.jobs import Job, Placed
+from tidemill.simulate.timeline import Action
 
 _CHARACTERS = 4
 """Of a task's text in a token, about."""
@@ -134,6 +135,7 @@ class Traffic:
         self._numbers = itertools.count(0 if probe else 1)
         self._under_way: dict[int, tuple[Job, _Talk]] = {}  # by id() of the job, the oldest first
         self._expiring = False
+        self._to_come = 0  # what was asked to be called later, and may send something
         self._closing = math.inf
         self._finished = 0  # requests, within the window
         self._beginners = 0  # streams whose first request has not ended
@@ -145,7 +147,15 @@ class Traffic:
             self._send(self._talk(), 0.0)
         else:
             self._begin()
-        cluster.run(lambda: bool(self._under_way) or cluster.now < self._closing)
+        cluster.run(lambda: bool(self._under_way) or self._to_come > 0)
+
+    def _later(self, at: float, action: Action) -> None:
+        def act() -> None:
+            self._to_come -= 1
+            action()
+
+        self._to_come += 1
+        self._cluster.call(at, act)
 
     def _begin(self) -> None:
         """The load itself."""
@@ -154,7 +164,7 @@ class Traffic:
             n = self._beginners = self._load.concurrency
             for i in range(n):
                 begin = functools.partial(self._next, _Stream())
-                self._cluster.call(start + self._scenario.warmup * i / n, begin)
+                self._later(start + self._scenario.warmup * i / n, begin)
         else:
             opened = start + self._scenario.warmup
             self._closing = opened + self._scenario.seconds
@@ -175,7 +185,7 @@ class Traffic:
             self._send(self._talk(), due)
             self._arrive(start, offsets)
 
-        self._cluster.call(due, send)
+        self._later(due, send)
 
     def _next(self, stream: _Stream) -> None:
         """The next request of a stream of a closed loop."""
@@ -257,9 +267,9 @@ class Traffic:
         due = now + pause
         if goes_on:
             talk.turn += 1
-            self._cluster.call(due, functools.partial(self._go_on, talk, due))
+            self._later(due, functools.partial(self._go_on, talk, due))
         elif talk.stream is not None:
-            self._cluster.call(due, functools.partial(self._next, talk.stream))
+            self._later(due, functools.partial(self._next, talk.stream))
 
     def _go_on(self, talk: _Talk, due: float) -> None:
         if due < self._closing:
