@@ -20,6 +20,7 @@ from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
 from tidemill.bench.records import Recording
+from tidemill.bench.resources import Resources
 from tidemill.bench.run import BenchError, Plan, Progress
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.starts import Start, measure_starts
@@ -108,6 +109,7 @@ class Result(msgspec.Struct, kw_only=True):
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
     per_core: float | None = None
+    resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
 
