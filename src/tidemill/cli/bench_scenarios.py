@@ -287,15 +287,24 @@ def list_scenarios() -> None:
 
 
 @click.command("show")
-@click.argument("name", metavar="NAME|FILE.toml")
+@click.argument("name", metavar="NAME|FILE.toml|ID")
 @click.option("--toml", is_flag=True, help="The file itself, to make one of your own from.")
-def show(name: str, toml: bool) -> None:
-    """Show what a scenario asks, how fast, and what counts as good."""
+@click.option(
+    "--definitions", "by_definitions", is_flag=True,
+    help="A result's figures as vLLM, AIPerf and GuideLLM would give them.",
+)  # fmt: skip
+def show(name: str, toml: bool, by_definitions: bool) -> None:
+    """Show what a scenario asks, how fast, and what counts as good; or a result that was kept."""
     from pathlib import Path
 
     from tidemill.bench import scenario as known
     from tidemill.bench.report import describe
 
+    if by_definitions or not (toml or name.endswith(".toml") or name in known.names()):
+        from tidemill.cli.bench_results import show_result
+
+        show_result(name, by_definitions)
+        return
     found = known.load(name)
     if toml:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"
