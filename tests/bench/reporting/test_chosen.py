@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from support.recordings import at_rates, measurement
-from tidemill.bench.reporting import ReportError
-from tidemill.bench.reporting.chosen import choose, newest, read
+from tidemill.bench.reporting.chosen import choose, newest
 from tidemill.bench.result import Measurement, Result
 from tidemill.bench.store import Store, StoreError
 
@@ -74,24 +73,3 @@ def test_from_a_file(store: Store, one: Measurement, tmp_path: Path) -> None:
     found = choose(store, [str(path)])
     assert [run.result for run in found] == several
     assert all(run.recording is None for run in found)
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"", "has no results"),
-        (b"<html>", "has no results"),
-        (b"\xff", "has no results"),
-        (b"[" * 100_000, "has no results"),
-        (b'{"results": 3}', "has no results"),
-        (b'{"results": [{"format": 1}]}', "has no results"),
-        (b'{"results": [{"format": 99}]}', "newer tidemill"),
-    ],
-)
-def test_files_that_are_none(tmp_path: Path, data: bytes, match: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_bytes(data)
-    with pytest.raises(ReportError, match=match):
-        read(path)
-    with pytest.raises(ReportError, match="cannot be read"):
-        read(tmp_path / "missing.json")

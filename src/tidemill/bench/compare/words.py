@@ -16,7 +16,7 @@ _EFFECTS = ((0.147, "negligible"), (0.33, "small"), (0.474, "medium"), (1.0, "la
 
 def text(comparison: Comparison) -> str:
     """Several lines; what makes the comparison unfair comes first."""
-    rows = [_HEADER, *map(_row, comparison.figures)]
+    rows = [_HEADER, *map(row_of, comparison.figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{comparison.scenario}: B against A", *_who(comparison)]
     lines += [f"  !! {alarm}" for alarm in comparison.alarms]
@@ -37,7 +37,7 @@ def markdown(comparison: Comparison) -> str:
     lines += [f"- {line.strip()}" for line in _who(comparison)]
     lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
     lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
-    lines += [_cells(_row(figure)) for figure in comparison.figures]
+    lines += [_cells(row_of(figure)) for figure in comparison.figures]
     said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
     return "\n".join([*lines, "", *(f"- {line}" for line in said)])
 
@@ -68,7 +68,8 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _row(figure: Figure) -> tuple[str, ...]:
+def row_of(figure: Figure) -> tuple[str, ...]:
+    """As in the header."""
     name, _, rest = figure.name.partition(" ")
     title = f"{_TITLES[name]} {rest}" if name in _TITLES else figure.name
     return (

@@ -1,4 +1,4 @@
-"""Targets of one scenario against each other, with the verdicts of ``bench/compare.py``."""
+"""Targets of one scenario against each other, with the verdicts of ``bench/compare``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tidemill.bench.compare import Comparison, Figure, Side, Unit, compare
-from tidemill.bench.report import seconds
+from tidemill.bench.compare import Comparison, Side, compare
+from tidemill.bench.compare.words import row_of
 from tidemill.bench.reporting import words
 from tidemill.bench.reporting.document import Block, Bullets, Cell, Table, Tone
 from tidemill.bench.reporting.runs import Group, Shown
-from tidemill.bench.statistics import Estimate
+from tidemill.bench.statistics import LEVEL
 
 _ALL_PAIRS = 3
 """Targets up to which each is compared with each; more are compared with the first."""
@@ -70,15 +70,17 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
     pairs = list(comparisons.pairs())
     if not pairs:
         return
-    names = list(dict.fromkeys(figure.name for pair in pairs for figure in pair.figures))
-    found = [{figure.name: figure for figure in pair.figures} for pair in pairs]
-    rows = tuple(
-        (Cell(f"{name[0].upper()}{name[1:]}"), *(_cell(figures.get(name)) for figures in found))
-        for name in names
-    )
-    columns = ("", *(f"{pair.b.label} against {pair.a.label}" for pair in pairs))
+    found: dict[str, list[Cell]] = {}
+    for i, pair in enumerate(pairs):
+        for figure in pair.figures:
+            title, _, _, change, verdict, effect = row_of(figure)
+            row = found.setdefault(title, [Cell(words.NONE)] * len(pairs))
+            said = f"{change} {verdict}{f', effect {effect}' if effect else ''}"
+            row[i] = Cell(said, _TONES.get(figure.verdict, "quiet"))
+    columns = ("", *(f"{pair.b.label} / {pair.a.label}" for pair in pairs))
     yield Table(
-        "Against each other: ratio with its interval, and verdict", columns, rows,
+        f"Against each other: ratio (or difference) with its {LEVEL:.0%} interval, and verdict",
+        columns, tuple((Cell(title), *cells) for title, cells in found.items()),
         frozenset(range(1, len(columns))),
     )  # fmt: skip
     remarks = dict.fromkeys(
@@ -86,8 +88,7 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
         for pair in pairs
         for remark in (*pair.warnings, *pair.notes)
     )
-    if remarks:
-        yield Bullets(tuple(remarks))
+    yield Bullets(tuple(remarks))
 
 
 def alarms(comparisons: Comparisons) -> Iterator[str]:
@@ -98,42 +99,4 @@ def alarms(comparisons: Comparisons) -> Iterator[str]:
 
 
 def _who(pair: Comparison) -> str:
-    return f"{pair.a.label} (A) and {pair.b.label} (B)"
-
-
-def _cell(figure: Figure | None) -> Cell:
-    if figure is None:
-        return Cell(words.NONE)
-    values = f"{_value(figure.unit, figure.b)} against {_value(figure.unit, figure.a)}"
-    verdict = figure.verdict or (f"no verdict: {figure.why}" if figure.why else "no verdict")
-    effect = "" if figure.effect is None else f", effect {figure.effect:+.2f}"
-    text = f"{_change(figure)} {verdict} ({values}{effect})"
-    return Cell(text, _TONES.get(figure.verdict, "quiet"))
-
-
-def _change(figure: Figure) -> str:
-    change = figure.change
-    if not isinstance(change, Estimate):
-        return words.ratio(change) if figure.is_ratio else _points(change)
-    if figure.is_ratio:
-        return (
-            f"{words.ratio(change.value)} [{words.ratio(change.low)} to {words.ratio(change.high)}]"
-        )
-    return f"{_points(change.value)} [{_points(change.low)} to {_points(change.high)}]"
-
-
-def _points(share: float) -> str:
-    """A difference of shares."""
-    return f"{100 * share:+.1f} points"
-
-
-def _value(unit: Unit, value: float) -> str:
-    match unit:
-        case "seconds":
-            return seconds(value)
-        case "share":
-            return words.share(value)
-        case "bytes":
-            return words.size(round(value))
-        case _:
-            return words.rate(value)
+    return f"A {pair.a.label}, B {pair.b.label}"

@@ -125,10 +125,10 @@ def _labels(results: Sequence[Result]) -> list[str]:
             f"{label} {difference(result)}".strip() if len(values[name]) > 1 else label
             for result, name, label in zip(results, names, labels, strict=True)
         ]
-    for last in (lambda r: load_words(r.scenario.load), lambda r: r.name or r.id):
+    for apart, last in _LAST:
         several: dict[tuple[str, str | None, str], set[str]] = {}
         for result, label in zip(results, labels, strict=True):
-            several.setdefault(_place(label, result), set()).add(last(result))
+            several.setdefault(_place(label, result), set()).add(apart(result))
         labels = [
             f"{label}, {clean(last(result))}"
             if not result.series and len(several[_place(label, result)]) > 1
@@ -136,3 +136,20 @@ def _labels(results: Sequence[Result]) -> list[str]:
             for result, label in zip(results, labels, strict=True)
         ]
     return labels
+
+
+def _load_words(result: Result) -> str:
+    return load_words(result.scenario.load)
+
+
+def _name(result: Result) -> str:
+    return result.name or result.id or result.when
+
+
+# What tells runs of a target in a scenario apart, and what they are then called. Of one name are
+# repeats, if all was asked in the same way.
+_LAST: tuple[tuple[Callable[[Result], str], Callable[[Result], str]], ...] = (
+    (_load_words, _load_words),
+    (_name, _name),
+    (lambda r: str((r.scenario.shapes, r.scenario.api, r.target.whom)), lambda r: r.id or r.when),
+)
