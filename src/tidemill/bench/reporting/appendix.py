@@ -64,33 +64,47 @@ def definitions() -> Section:
 
 
 def sources(groups: Sequence[Group]) -> Section:
-    every = [one.result for group in groups for one in group.every]
-    rows = [
-        ("Latencies, rates, errors", "measured", "by a load generator in a process of its own, "
-         "over HTTP, as a user of the server sees it"),
-        ("Intervals", "computed", f"from what was measured: {RESAMPLES} bootstrap samples of the "
-         "requests"),
-        ("Lengths of answers and prompts", *_counting(every)),
-        ("Lengths and rates asked for", "assumed or published", "by the scenario, which says "
-         "which: see its section"),
-    ]  # fmt: skip
-    if any(result.per_core is not None for result in every):
-        rows.append(
-            ("Per core", "computed", "from measured tokens/s, and the threads that were given")
-        )
-    if any(result.starts for result in every):
-        rows.append(
-            ("Starts", "measured", "from the start of the process: its port answers, it says that "
-             "it is ready, the first token of its first answer is there")
-        )  # fmt: skip
-    cells = tuple(tuple(map(Cell, row)) for row in rows)
-    return Section(
-        "sources", "Where the figures are from",
-        (
-            Table("Sources", ("Figure", "Is", "How"), cells, frozenset({1, 2})),
-            Paragraph("Nothing here is simulated or from a data sheet."),
-        ),
+    results = [one.result for group in groups for one in group.every]
+    rows = tuple(tuple(map(Cell, row)) for row in _sources(results))
+    blocks: list[Block] = [Table("Sources", ("Figure", "Is", "How"), rows, frozenset({1, 2}))]
+    unknown: dict[str, dict[str, None]] = {}
+    for result in results:
+        for name, why in (result.resources.unknown if result.resources else {}).items():
+            unknown.setdefault(why, {})[name.replace("_", " ")] = None
+    blocks += [
+        Paragraph(f"Not known: {words.listed(list(names))}: {words.clean(why, longest=300)}.")
+        for why, names in unknown.items()
+    ]
+    blocks.append(Paragraph("Nothing here is simulated, or from a data sheet."))
+    return Section("sources", "Where the figures are from", tuple(blocks))
+
+
+def _sources(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
+    yield (
+        "Latencies, rates, errors", "measured", "by a load generator in a process of its own, over "
+        "HTTP, as a user of the server sees it",
     )  # fmt: skip
+    yield (
+        "Intervals, verdicts", "computed", f"from what was measured: {RESAMPLES} bootstrap samples "
+        "of a run, or Student's of repeated runs",
+    )  # fmt: skip
+    yield "Numbers of tokens", *_counting(results)
+    yield (
+        "Lengths and rates asked for", "assumed or published",
+        "by the scenario, which says which: see its section",
+    )  # fmt: skip
+    if any(result.starts for result in results):
+        yield "Starts", "measured", "from the start of the process, as its phases come"
+    resources = [result.resources for result in results if result.resources is not None]
+    if any(found.cpu_seconds is not None or found.memory is not None for found in resources):
+        yield (
+            "CPU and memory", "measured", "of all processes of the engine, as the operating system "
+            "counts them, the same for each engine",
+        )  # fmt: skip
+    for energy in sorted({(e.origin, e.source) for found in resources if (e := found.energy)}):
+        yield "Energy", energy[0], words.clean(energy[1], longest=200)
+    for includes in sorted({found.cost.includes for found in resources if found.cost}):
+        yield "Cost", "computed", f"from prices that were given: {words.clean(includes)}"
 
 
 def _counting(results: Sequence[Result]) -> tuple[str, str]:

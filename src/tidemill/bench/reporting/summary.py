@@ -82,26 +82,27 @@ def _sentences(group: Group, comparisons: Comparisons) -> Iterator[str]:
         figures = (_OUTPUT, _TTFT, _TPOT)
     ranked = [sentence for figure in figures if (sentence := _ranked(figure, comparisons))]
     yield f"On {group.scenario} ({load}): {' '.join(ranked)}"
+    limits = {str(one.result.slo) for one in runs}
     met = [
-        f"{one.title} for {words.share(attained)}"
+        f"{words.share(attained)} of {one.title}'s requests"
         for one in runs
         if one.result.summary is not None and (attained := one.result.summary.attained) is not None
     ]
-    if met:
-        yield f"The limits ({runs[0].result.slo}) were kept by {words.listed(met)} of the requests."
+    if met and len(limits) == 1:
+        yield f"The SLO ({limits.pop()}) is met by {words.listed(met)}."
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One that runs are ranked by. ``best``, ``only``: how whoever is first, or alone, is told;
-    ``other``: how the rest are, by their ratio to the first."""
+    """One that runs are ranked by. ``best``: how whoever is first is told, if it is for sure, and
+    ``plain`` if not; ``other``: how one of the rest is, by its ratio to the first."""
 
     name: str
     of: Callable[[Shown], float | None]
     show: Callable[[float], str]
     less_is_better: bool
     best: str
-    only: str
+    plain: str
     other: str
 
 
@@ -122,32 +123,23 @@ def _output_rate(one: Shown) -> float | None:
 
 
 _TTFT = _Figure(
-    "ttft",
-    _latency("ttft"),
-    seconds,
-    True,
+    "ttft p50", _latency("ttft"), seconds, True,
     "{who} gives the first token soonest, after {value} (TTFT p50)",
     "{who} gives the first token after {value} (TTFT p50)",
     "{who} takes {ratio} as long ({value})",
-)
+)  # fmt: skip
 _TPOT = _Figure(
-    "tpot",
-    _latency("tpot"),
-    seconds,
-    True,
-    "Further tokens come soonest from {who}, {value} each (TPOT p50)",
-    "Further tokens take {value} each (TPOT p50)",
+    "tpot p50", _latency("tpot"), seconds, True,
+    "{who} takes least for each further token, {value} (TPOT p50)",
+    "{who} takes {value} for each further token (TPOT p50)",
     "{who} takes {ratio} as long ({value})",
-)
+)  # fmt: skip
 _OUTPUT = _Figure(
-    "output_rate",
-    _output_rate,
-    words.rate,
-    False,
+    "output rate", _output_rate, words.rate, False,
     "{who} makes the most output tokens, {value} a second",
     "{who} makes {value} output tokens a second",
     "{who} makes {ratio} as many ({value})",
-)
+)  # fmt: skip
 _COLD, _WARM = (
     _Figure(
         f"{kind} first token", _first_token(cold=kind == "cold"), seconds, True,
@@ -160,36 +152,35 @@ _COLD, _WARM = (
 
 
 def _ranked(figure: _Figure, comparisons: Comparisons) -> str:
-    """A sentence on who is first, and how far behind the others are; nothing if nobody has it."""
+    """Sentences on who is first, and how far behind the others are; nothing if nobody has it."""
     having = []
     for label, runs in comparisons.sides.items():
         values = [value for one in runs if (value := figure.of(one) or 0) > 0]
         if values:
             having.append((statistics.geometric_mean(values), label))
-    having.sort(key=lambda pair: (pair[0] if figure.less_is_better else -pair[0], pair[1]))
     if not having:
         return ""
+    having.sort(key=lambda pair: (pair[0] if figure.less_is_better else -pair[0], pair[1]))
     (best, first), *rest = having
-    start = (figure.best if rest else figure.only).format(who=first, value=figure.show(best))
-    others = []
-    for value, label in rest:
-        told = comparisons.told(figure.name, first, label)
-        if told.apart is None:
-            other = _UNKNOWN
-        else:
-            other = figure.other if told.apart else _SAME
-        others.append(
-            other.format(
-                who=label, value=figure.show(value), ratio=words.ratio(value / best), why=told.why
+    told = [comparisons.told(figure.name, first, label) for _, label in rest]
+    # First is who is told apart from all others.
+    start = figure.best if rest and all(one.apart for one in told) else figure.plain
+    said = [start.format(who=first, value=figure.show(best))]
+    if rest:
+        others = [
+            _OTHERS.get(one.apart, figure.other).format(
+                who=label, value=figure.show(value), ratio=words.ratio(value / best), why=one.why
             )
-        )
-    if not others:
-        return f"{start}."
-    return f"{start}. {words.listed(others)}."
+            for (value, label), one in zip(rest, told, strict=True)
+        ]
+        said.append(words.listed(others))
+    return ". ".join(said) + "."
 
 
-_SAME = "{who} is not distinguishable from it ({value})"
-_UNKNOWN = "{who} has {value}, which is no difference for sure ({why})"
+_OTHERS = {
+    False: "{who} is not distinguishable from it ({value})",
+    None: "{who} has {value}, but whether that differs is not known ({why})",
+}
 
 
 def _curves(group: Group) -> Iterator[str]:

@@ -44,9 +44,10 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
     said = []
     for row, one in enumerate(shown):
         recording, look = _recording(one), one.look
-        seconds, in_flight = _in_flight(recording)
+        sent, ended = _moments(recording)
+        seconds = np.linspace(*_extent(recording), _STEPS)
         lines += above.plot(
-            seconds, in_flight, color=look.colour, linestyle=look.dash, drawstyle="steps-post",
+            seconds, _in_flight(sent, ended, seconds), color=look.colour, linestyle=look.dash, drawstyle="steps-post",
             linewidth=1.5,
         )  # fmt: skip
         opened = recording.window.opened
@@ -60,8 +61,8 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
         kinds = Counter(str(r.error) for r in failed)
         errors = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
         said.append(
-            f"{one.title}: {len(recording.records)} requests, at most {int(max(in_flight))} in "
-            f"flight, errors: {errors}"
+            f"{one.title}: {len(recording.records)} requests, at most "
+            f"{_in_flight(sent, ended, sent).max()} in flight, errors: {errors}"
         )
     above.set_ylabel("requests in flight")
     above.set_ylim(bottom=0)
@@ -122,13 +123,19 @@ def _span(shown: Sequence[Shown]) -> tuple[float, float]:
     return min(low for low, _ in extents), max(high for _, high in extents)
 
 
-def _in_flight(recording: Recording) -> tuple[Floats, Floats]:
+def _moments(recording: Recording) -> tuple[Floats, Floats]:
+    """When requests were sent, and when they ended, each ascending."""
     opened = recording.window.opened
-    sent = np.sort([r.sent - opened for r in recording.records])
-    ended = np.sort([r.ended - opened for r in recording.records])
-    seconds = np.linspace(*_extent(recording), _STEPS)
-    counts = np.searchsorted(sent, seconds, "right") - np.searchsorted(ended, seconds, "right")
-    return seconds, counts.astype(np.float64)
+    sent = np.sort([record.sent - opened for record in recording.records])
+    return sent, np.sort([record.ended - opened for record in recording.records])
+
+
+def _in_flight(sent: Floats, ended: Floats, at: Floats) -> npt.NDArray[np.int64]:
+    """How many were sent and had not ended, at each of some moments."""
+    found: npt.NDArray[np.int64] = np.searchsorted(sent, at, "right") - np.searchsorted(
+        ended, at, "right"
+    )
+    return found
 
 
 def _token_rates(recording: Recording) -> tuple[Floats, Floats]:
