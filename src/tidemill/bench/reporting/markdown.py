@@ -44,7 +44,9 @@ def _blocks(blocks: Sequence[Block], level: int, folder: str) -> Iterator[str]:
             case Bullets(items):
                 yield _list(items)
             case Notice(title, items):
-                yield "\n".join(f"> {line}" for line in (f"**{_text(title)}**", "", *_items(items)))
+                yield "\n".join(
+                    f"> {line}".rstrip() for line in (f"**{_text(title)}**", "", *_items(items))
+                )
             case Table():
                 yield f"{_text(block.caption)}:"
                 yield _table(block)

@@ -29,7 +29,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 def html(document: Document) -> str:
     title = escape(document.title)
-    inner = "\n".join(_blocks(document.blocks, 2))
+    inner = "\n".join(_blocks(document.blocks, 2, document.title))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -70,13 +70,14 @@ def _link(section: Section) -> str:
     return f'<a href="#{section.name}">{escape(section.title)}</a>'
 
 
-def _blocks(blocks: Sequence[Block], level: int) -> Iterator[str]:
+def _blocks(blocks: Sequence[Block], level: int, within: str) -> Iterator[str]:
+    """``within``: the title of the section that they are in."""
     for is_picture, some in itertools.groupby(blocks, lambda block: isinstance(block, Picture)):
-        inner = [_block(block, level) for block in some]
+        inner = [_block(block, level, within) for block in some]
         yield f'<div class="pictures">{"".join(inner)}</div>' if is_picture else "\n".join(inner)
 
 
-def _block(block: Block, level: int) -> str:
+def _block(block: Block, level: int, within: str) -> str:
     match block:
         case Paragraph(text):
             return f"<p>{escape(text)}</p>"
@@ -88,7 +89,7 @@ def _block(block: Block, level: int) -> str:
                 f"{_list(items)}</div>"
             )
         case Table():
-            return _table(block)
+            return _table(block, within)
         case Commands(lines):
             return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'
         case Picture(_, caption, _, drawn):
@@ -97,7 +98,7 @@ def _block(block: Block, level: int) -> str:
             heading = f'<h{level} id="{name}-title">{escape(title)}</h{level}>'
             return (
                 f'<section id="{name}" aria-labelledby="{name}-title">\n{heading}\n'
-                + "\n".join(_blocks(inner, level + 1))
+                + "\n".join(_blocks(inner, level + 1, title))
                 + "\n</section>"
             )
 
@@ -106,10 +107,12 @@ def _list(items: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, within: str) -> str:
     caption = escape(table.caption)
     columns = "".join(
         f'<th scope="col"{_class("", i in table.words)}>{escape(name)}</th>'
+        if name
+        else "<td></td>"
         for i, name in enumerate(table.columns)
     )
     rows = "".join(
@@ -118,7 +121,8 @@ def _table(table: Table) -> str:
     )
     # What is wider than the window scrolls by itself, and so has to be reached by keyboard.
     return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}"><table>'
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(within)}: '
+        f'{caption}"><table>'
         f"<caption>{caption}</caption><thead><tr>{columns}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )

@@ -47,8 +47,8 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
         sent, ended = _moments(recording)
         seconds = np.linspace(*_extent(recording), _STEPS)
         lines += above.plot(
-            seconds, _in_flight(sent, ended, seconds), color=look.colour, linestyle=look.dash, drawstyle="steps-post",
-            linewidth=1.5,
+            seconds, _in_flight(sent, ended, seconds), color=look.colour, linestyle=look.dash,
+            drawstyle="steps-post", linewidth=1.5,
         )  # fmt: skip
         opened = recording.window.opened
         _strip(strip, row, [r.due - opened for r in recording.records], look.colour)
