@@ -8,8 +8,7 @@ import pytest
 
 from support import runs
 from tidemill.bench.arrivals import Closed
-from tidemill.bench.compare import CompareError, Comparison, Figure, Side, compare
-from tidemill.bench.compare import words
+from tidemill.bench.compare import CompareError, Comparison, Figure, Side, compare, words
 from tidemill.bench.compare.sides import pairs
 from tidemill.bench.compare.verdicts import KINDS
 from tidemill.bench.measures import LATENCIES, Slo, summarise
