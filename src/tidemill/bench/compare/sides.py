@@ -34,7 +34,7 @@ def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tup
 
 def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Side]:
     found: dict[str, Side] = {}
-    for result, recording in _runs(text, store):
+    for result, recording in runs(text, store):
         name = result.scenario.name
         if scenario in (None, name):
             side = found.setdefault(name, Side(text, [], []))
