@@ -45,7 +45,8 @@ def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Sid
     return found
 
 
-def _runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+def runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+    """All that a user names by ``text``. Raises CompareError, StoreError, OSError."""
     if text.endswith(".json"):
         return [(result, None) for result in _read(Path(text))]
     results = store.results(name=text) or [store.get(text)]
