@@ -106,6 +106,9 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
 @threads_option
 @click.option("--binary", metavar="FILE", help="The llama-server to start, if not that on PATH.")
 @click.option("--engine-args", default="", metavar="TEXT", help="More arguments for the engine.")
+@click.option("--name", help="What to call the results; runs of one name are repeats.")
+@click.option("--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`).")
+@click.option("--keep-text", is_flag=True, help="Keep the answers' text, too.")
 def run(
     target: str,
     scenarios: tuple[str, ...],
@@ -123,6 +126,9 @@ def run(
     threads: int | None,
     binary: str | None,
     engine_args: str,
+    name: str | None,
+    no_keep: bool,
+    keep_text: bool,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -139,10 +145,10 @@ def run(
     from tidemill.bench.result import Settings
     from tidemill.hardware import usable_cores
 
-    names = [name for given in scenarios for name in (known.names() if given == "all" else [given])]
+    names = [one for given in scenarios for one in (known.names() if given == "all" else [given])]
     chosen = [
-        _changed(known.load(name), window, rate, concurrency, scale, timeout)
-        for name in dict.fromkeys(names)
+        _changed(known.load(one), window, rate, concurrency, scale, timeout)
+        for one in dict.fromkeys(names)
     ]
     try:
         arguments = tuple(shlex.split(engine_args))
@@ -150,10 +156,11 @@ def run(
         raise click.BadParameter(str(error), param_hint="--engine-args") from None
     settings = Settings(
         slo=slo, seed=seed, api_key=api_key, keys=dict(tenant_keys),
-        threads=threads or usable_cores(), binary=binary, arguments=arguments,
+        threads=threads or usable_cores(), binary=binary, arguments=arguments, name=name,
+        keep_text=keep_text,
     )  # fmt: skip
     who, settings = _whom(targets.parse(target), model, settings)
-    _measure_all(chosen, who, settings, json_file)
+    _measure_all(chosen, who, settings, json_file, keep=not no_keep)
 
 
 def _changed(
@@ -206,27 +213,34 @@ def _whom(target: Target, model: str | None, settings: Settings) -> tuple[Target
 
 
 def _measure_all(
-    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None
-) -> None:
+    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None, *,
+    keep: bool,
+) -> None:  # fmt: skip
     from tidemill.bench.engines import TargetError
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
+    from tidemill.cli.bench_results import Keeper
 
     if json_file is not None and json_file != "-":
         with open(json_file, "ab"):  # can it be written? Better known now than in an hour
             pass
+    keeper = Keeper() if keep else None
     results: list[Result] = []
     failures = 0
     for scenario in scenarios:
         try:
             with _progress(scenario.name) as (say, on_progress):
-                result = measure(scenario, target, settings, say=say, on_progress=on_progress)
+                result, recording = measure(
+                    scenario, target, settings, say=say, on_progress=on_progress
+                )
         except TargetError as error:
             if len(scenarios) == 1:
                 raise
             failures += 1
             click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
             continue
+        if keeper is not None:
+            keeper.keep(result, recording)
         results.append(result)
         if json_file != "-":
             click.echo(text(result) + "\n" * (len(scenarios) > 1))
