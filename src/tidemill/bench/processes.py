@@ -80,9 +80,9 @@ def maps_any(pids: Iterable[int], files: Set[str]) -> bool:
     """Whether one of the processes has one of the files mapped."""
     for pid in pids:
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                if line.endswith(tuple(files)):
-                    return True
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            if any(line.split(maxsplit=5)[-1] in files for line in lines):
+                return True
     return False
 
 

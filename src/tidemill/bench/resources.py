@@ -156,7 +156,7 @@ def taken(
 
 
 def of_url(window: Window, *, output_rate: float, prompt_rate: float, prices: Prices) -> Resources:
-    """What can be said of a server that was not started here: what it costs, if prices are given."""
+    """What can be said of a server that was not started here: its cost, if prices are given."""
     why = "the server was not started here: its processes cannot be watched"
     unknown = dict.fromkeys(("cores", "cpu_seconds", "memory", "energy"), why)
     energy = _estimated(prices, window)
@@ -197,9 +197,7 @@ def cost(
     )  # fmt: skip
 
 
-def _grown(
-    samples: Sequence[Sample], value: Callable[[Sample], float], window: Window
-) -> float:
+def _grown(samples: Sequence[Sample], value: Callable[[Sample], float], window: Window) -> float:
     """How much what only grows did so within the window, linearly between samples."""
     times = [sample.when for sample in samples]
 
@@ -247,8 +245,8 @@ def _no_meter(meters: EnergyMeters) -> str:
             "it), or give --watts for an estimate"
         )
     return (
-        "this machine shows no meter (RAPL, hwmon, INA sensors or a battery below /sys, nvidia-smi);"
-        " give --watts for an estimate"
+        "this machine shows no meter (RAPL, hwmon, INA sensors or a battery below /sys, "
+        "nvidia-smi); give --watts for an estimate"
     )
 
 

@@ -33,10 +33,10 @@ class TargetError(ValueError):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """``model`` is a file or folder. ``sequences`` of ``context`` tokens each at once. ``folder`` is
-    for files that the engine needs: it may keep them from one start to the next. ``keys``: of
-    tenants by their names. ``binary``: the program or interpreter, if not the one that is found.
-    ``arguments`` are added to the command line."""
+    """``model`` is a file or folder. ``sequences`` of ``context`` tokens each at once. ``folder``:
+    for files that the engine needs, which it finds there again when it is started once more.
+    ``keys``: of tenants by their names. ``binary``: the program or interpreter, if not the one that
+    is found. ``arguments`` are added to the command line."""
 
     model: Path
     context: int
@@ -51,10 +51,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 class Engine:
     """One engine. What most have in common is here; each says what it has otherwise.
 
-    takes: forms of models. tenants: it tells tenants apart. threads: it uses as many as it is told.
-    health: the path that answers 200 when it can be asked. greedy, full_length: fields of a
-    request's body that make answers greedy, and exactly as long as ``max_tokens`` (empty: it
-    cannot be made to). environment: variables that it is started with.
+    takes: forms of models. tenants: it tells tenants apart. takes_threads: it uses as many as it is
+    told. health: the path that answers 200 when it can be asked. greedy, full_length: fields of a
+    request's body that make answers greedy, and exactly as long as ``max_tokens`` (none: it cannot
+    be made to).
     """
 
     name: ClassVar[str]
@@ -64,7 +64,7 @@ class Engine:
     proof: ClassVar[Proof] = "checked against its documentation only"
     default_model: ClassVar[str | None] = None
     tenants: ClassVar[bool] = False
-    threads: ClassVar[bool] = True
+    takes_threads: ClassVar[bool] = True
     health: ClassVar[str] = "/health"
     greedy: ClassVar[Mapping[str, Any]] = {"temperature": 0}
     full_length: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
@@ -79,8 +79,8 @@ class Engine:
             raise TargetError(f"{binary} is no program that can be run")
         if found is None:
             raise TargetError(
-                f"{self.program} is not on PATH: install {self.name} ({self.install}), or say where "
-                "it is with --binary"
+                f"{self.program} is not on PATH: install {self.name} ({self.install}), or say "
+                "where it is with --binary"
             )
         return found
 
@@ -139,7 +139,7 @@ class Module(Engine):
         if re.fullmatch(r"\d\S*", said) is None:
             raise TargetError(
                 f"{python} has no {self.package}: install it ({self.install}), or name an "
-                f"interpreter that has it with --binary"
+                "interpreter that has it with --binary"
             )
         return said
 

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tidemill.bench.engines.base import MODEL_NAME, Engine, Launch, TargetError
 
@@ -23,9 +23,9 @@ class Ollama(Engine):
     program = "ollama"
     install = "`curl -fsSL https://ollama.com/install.sh | sh`, or https://ollama.com/download"
     takes = ("GGUF file", "Hugging Face folder")
-    threads = False
+    takes_threads = False
     health = "/"
-    full_length = {}
+    full_length: ClassVar = {}
 
     _version = r"version is (\S+)"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tidemill.bench.engines.base import Engine, Launch
 from tidemill.bench.processes import free_port
 
@@ -19,7 +21,7 @@ class Tgi(Engine):
     )
     takes = ("Hugging Face folder",)
     # Its chat API has no field for it, and leaves unknown ones unread.
-    full_length = {}
+    full_length: ClassVar = {}
 
     def command(self, launch: Launch, port: int) -> list[str]:
         return [

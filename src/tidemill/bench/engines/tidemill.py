@@ -22,15 +22,19 @@ class Tidemill(Engine):
     default_model = "smollm2"
     tenants = True
 
-    def version(self, binary: str | None) -> str:
+    def find(self, binary: str | None) -> str:
         if binary is not None:
             raise TargetError("--binary is for other engines; Tidemill is this one")
+        return sys.executable
+
+    def version(self, binary: str | None) -> str:
+        self.find(binary)
         return __version__
 
     def command(self, launch: Launch, port: int) -> list[str]:
         command = [
-            sys.executable, "-m", "tidemill", "serve", str(launch.model), "--name", MODEL_NAME,
-            "--port", str(port), "--threads", str(launch.threads),
+            self.find(launch.binary), "-m", "tidemill", "serve", str(launch.model),
+            "--name", MODEL_NAME, "--port", str(port), "--threads", str(launch.threads),
             "--max-sequences", str(launch.sequences), "--context", str(launch.context),
             "--speculative", "off", "--log-level", "warning",
         ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 from tidemill.bench.engines.base import Engine, Launch
 
@@ -16,7 +17,7 @@ class Transformers(Engine):
     install = "`pip install 'transformers[serving]' torch`"
     takes = ("Hugging Face folder",)
     # A token that there is not ends no answer; it knows no ignore_eos, and refuses unknown fields.
-    full_length = {
+    full_length: ClassVar = {
         "generation_config": json.dumps({"eos_token_id": -1, "pad_token_id": 0, "do_sample": False})
     }
 
