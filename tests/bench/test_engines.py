@@ -103,6 +103,12 @@ def test_forms_of_models(tmp_path: Path, name: str, files: list[str], form: Form
     assert form_of(model) == form
 
 
+def test_a_gguf_file_of_another_name_is_one(tmp_path: Path) -> None:
+    blob = tmp_path / "sha256-1"
+    blob.write_bytes(b"GGUF\3\0\0\0")
+    assert form_of(blob) == "GGUF file"
+
+
 def test_a_model_of_the_wrong_form_is_refused_with_what_to_do(tmp_path: Path, gguf: Path) -> None:
     gguf.touch()
     with pytest.raises(TargetError, match=r"vllm takes a Hugging Face folder, and .*m\.gguf is a "

@@ -139,7 +139,7 @@ def test_gpus_are_those_that_the_engine_filled() -> None:
     assert (first.busy, first.watts) == (pytest.approx(0.9), pytest.approx(500.0))
     assert (second.memory, second.busy, second.watts) == (10 * GIB, None, None)
     assert found.density.per_gpu == 15.0
-    assert found.energy == Energy("measured", "nvidia-smi (1 GPUs)", 5000.0, 500.0)
+    assert found.energy == Energy("measured", "nvidia-smi (GPUs: 1)", 5000.0, 500.0)
 
 
 def test_cost_by_its_formula() -> None:

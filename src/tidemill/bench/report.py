@@ -35,7 +35,8 @@ def _title(result: Result) -> str:
     target = result.target
     who = f"{target.engine} {target.version}" if target.engine else target.url
     machine = f"{result.machine.cores} cores of {result.machine.cpu}"
-    where = f"{target.threads} threads, {machine}" if target.engine else f"asked from {machine}"
+    threads = f"{target.threads} threads, " if target.threads else ""
+    where = f"{threads}{machine}" if target.engine else f"asked from {machine}"
     return f"{result.scenario.name} · {who} · {target.model} · {where}"
 
 

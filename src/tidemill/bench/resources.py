@@ -226,7 +226,7 @@ def _metered(sampler: Sampler, gpus: Sequence[Gpu], window: Window) -> Energy | 
     watts = [gpu.watts for gpu in gpus if gpu.watts is not None]
     if watts:
         joules += sum(watts) * window.seconds
-        sources.append(f"nvidia-smi ({len(watts)} GPUs)")
+        sources.append(f"nvidia-smi (GPUs: {len(watts)})")
     if not sources:
         return None
     return Energy("measured", " + ".join(sources), joules, joules / window.seconds)

@@ -160,7 +160,15 @@ def form_of(model: Path) -> Form | None:
         if (model / "openvino_model.xml").is_file():
             return "OpenVINO folder"
         return "Hugging Face folder" if (model / "config.json").is_file() else None
-    return "GGUF file" if model.suffix == ".gguf" else None
+    return "GGUF file" if model.suffix == ".gguf" or _begins_as_gguf(model) else None
+
+
+def _begins_as_gguf(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def _a(forms: tuple[Form, ...]) -> str:
