@@ -128,6 +128,7 @@ def _of_result(result: Result) -> dict[str, Sample]:
     if (resources := result.resources) is not None:
         if resources.memory is not None:
             known["memory"] = float(resources.memory.peak)
+        known["output per core used"] = resources.density.per_core_used
         if resources.density.per_watt:
             known["energy per token"] = 1 / resources.density.per_watt
         if resources.cost is not None:
