@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_engines import engines
 from tidemill.cli.bench_report import report
 from tidemill.cli.bench_results import compare, results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
@@ -45,7 +46,9 @@ def bench(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (run, list_scenarios, show, results, compare, report, rm, selftest):
+for _command in (
+    run, list_scenarios, show, engines, results, compare, report, rm, selftest,
+):  # fmt: skip
     bench.add_command(_command)
 
 

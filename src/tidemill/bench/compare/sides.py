@@ -46,6 +46,7 @@ def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Sid
 
 
 def runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+    """All that a user names by ``text``. Raises CompareError, StoreError, OSError."""
     if text.endswith(".json"):
         return [(result, None) for result in _read(Path(text))]
     results = store.results(name=text) or [store.get(text)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidemill.bench.compare import Comparison, Side, compare
-from tidemill.bench.compare.words import row_of
+from tidemill.bench.compare.words import row
 from tidemill.bench.reporting import words
 from tidemill.bench.reporting.document import Block, Bullets, Cell, Table, Tone
 from tidemill.bench.reporting.runs import Group, Shown
@@ -73,10 +73,10 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
     found: dict[str, list[Cell]] = {}
     for i, pair in enumerate(pairs):
         for figure in pair.figures:
-            title, _, _, change, verdict, effect = row_of(figure)
-            row = found.setdefault(title, [Cell(words.NONE)] * len(pairs))
+            title, _, _, change, verdict, effect = row(figure)
+            cells = found.setdefault(title, [Cell(words.NONE)] * len(pairs))
             said = f"{change} {verdict}{f', effect {effect}' if effect else ''}"
-            row[i] = Cell(said, _TONES.get(figure.verdict, "quiet"))
+            cells[i] = Cell(said, _TONES.get(figure.verdict, "quiet"))
     columns = ("", *(f"{pair.b.label} / {pair.a.label}" for pair in pairs))
     yield Table(
         f"Against each other: ratio (or difference) with its {LEVEL:.0%} interval, and verdict",
