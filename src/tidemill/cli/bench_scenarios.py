@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +11,6 @@ from tidemill.cli.options import Number, threads_option
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
     from tidemill.bench.result import Result, Settings
-    from tidemill.bench.run import Progress
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.targets import Target
 
@@ -211,6 +208,7 @@ def _measure_all(
     from tidemill.bench.engines import TargetError
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
+    from tidemill.cli.bench_progress import bench_progress
 
     if json_file is not None and json_file != "-":
         with open(json_file, "ab"):  # can it be written? Better known now than in an hour
@@ -219,7 +217,7 @@ def _measure_all(
     failures = 0
     for scenario in scenarios:
         try:
-            with _progress(scenario.name) as (say, on_progress):
+            with bench_progress(scenario.name) as (say, on_progress):
                 result = measure(scenario, target, settings, say=say, on_progress=on_progress)
         except TargetError as error:
             if len(scenarios) == 1:
@@ -243,22 +241,6 @@ def _as_json(results: list[Result]) -> bytes:
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode({"results": results}), indent=2) + b"\n"
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
-    """How far a scenario is, in a line of the terminal that is rewritten."""
-    from tidemill.cli.progress import status_line
-
-    def on_progress(progress: Progress) -> None:
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        rewrite(
-            f"{name}: {progress.phase}, {progress.seconds:.0f} s: {progress.ended} answers"
-            f"{failed}, {progress.sent - progress.ended} in flight"
-        )
-
-    with status_line() as rewrite:
-        yield lambda words: rewrite(f"{name}: {words}"), on_progress
 
 
 @click.command("list")

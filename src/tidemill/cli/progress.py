@@ -23,7 +23,7 @@ _STAGES: dict[Stage, str] = {
 _BAR = 20
 
 
-def _is_drawn() -> bool:
+def is_drawn() -> bool:
     """Whether stderr is a terminal on which a line can be rewritten."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -41,7 +41,7 @@ class DownloadProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._draws = _is_drawn()
+        self._draws = is_drawn()
         self._current: tuple[str, str] | None = None
         self._tenth = 0
         self._bar: Any = None
@@ -101,7 +101,7 @@ class LoadProgress:
     def __init__(self, model: str, *, quiet: bool = False) -> None:
         self._name = model.rstrip("/").rpartition("/")[2]
         self._shown = ""
-        self._draws = _is_drawn() and not quiet
+        self._draws = is_drawn() and not quiet
         self._download = DownloadProgress(quiet=quiet)
 
     def on_download(self, event: ProgressEvent) -> None:
@@ -136,7 +136,7 @@ class LoadProgress:
 @contextmanager
 def status_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that rewrites one line of a terminal; it is cleared at the end."""
-    if quiet or not _is_drawn():
+    if quiet or not is_drawn():
         yield lambda _: None
         return
     try:
