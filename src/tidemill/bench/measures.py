@@ -140,7 +140,7 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         errors=errors,
         examples={r.error: r.detail for r in due if r.error is not None},
         unfinished=sum(r.ended > window.closed for r in due),
-        latency={name: found for name, of in _LATENCIES.items() if (found := _of(good, of))},
+        latency={name: found for name, of in LATENCIES.items() if (found := _of(good, of))},
         delay_p99=delay_p99,
         output_rate=_output_tokens(recording) / window.seconds,
         prompt_rate=_prompt_tokens(recording) / window.seconds,
@@ -175,7 +175,7 @@ def _invalid(requests: int, delay_p99: float, errors: Mapping[str, int]) -> str 
     return None
 
 
-_LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
+LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
     "ttft": lambda r: [ttft(r)],
     "itl": gaps,
     "tpot": lambda r: [] if (value := tpot(r)) is None else [value],

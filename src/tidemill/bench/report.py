@@ -24,7 +24,10 @@ _PHASE_NAMES = {
 
 def text(result: Result) -> str:
     """All of a result; several lines."""
-    return "\n".join([_title(result), *_figures(result), *(f"  note: {n}" for n in result.notes)])
+    lines = [_title(result), *_figures(result), *(f"  note: {n}" for n in result.notes)]
+    if result.id:
+        lines.append(f"  kept as {result.id}" + (f" ({result.name})" if result.name else ""))
+    return "\n".join(lines)
 
 
 def _title(result: Result) -> str:

@@ -6,9 +6,10 @@ import asyncio
 import datetime
 import platform
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,12 +19,17 @@ from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
+from tidemill.bench.records import Recording
+from tidemill.bench.resources import Resources
 from tidemill.bench.run import BenchError, Plan, Progress
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.starts import Start, measure_starts
 from tidemill.bench.targets import FULL_LENGTH, GREEDY, Target, choose_model, settle, shown
 from tidemill.bench.workload import Workload
 from tidemill.hardware import core_budget, cpu_info, memory_budget
+
+FORMAT = 1
+"""Of a ``Result`` in JSON. What is only added to it does not change this."""
 
 OPEN_SEQUENCES = 8
 """Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
@@ -35,7 +41,8 @@ FEW = 100
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What is not the scenario's. ``path``: of the model that an engine is started with. ``keys``:
-    of tenants by name. ``arguments`` go to an engine that is started."""
+    of tenants by name. ``arguments`` go to an engine that is started. ``name`` and ``series`` are
+    for the result; ``keep_text``: records have the answers' text."""
 
     path: Path | None = None
     slo: Slo | None = None
@@ -45,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     binary: str | None = None
     arguments: tuple[str, ...] = ()
+    name: str | None = None
+    series: str | None = None
+    keep_text: bool = False
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +69,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     command: list[str] = []
     threads: int | None = None
+
+    @property
+    def whom(self) -> str:
+        """As ``--target`` takes it, but that a model is what it is called, not where it is."""
+        return f"{self.engine}:{Path(self.model).name}" if self.engine else self.url
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -76,9 +91,14 @@ class Result(msgspec.Struct, kw_only=True):
     """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
     options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
     there are several. ``per_core``: output tokens a second for each thread of an engine that was
-    started here."""
+    started here. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``: what
+    the user calls it; runs of one name are repeats of each other. ``series``: what the points of
+    one curve or search have in common."""
 
-    format: int = 1
+    format: int = FORMAT
+    id: str = ""
+    name: str | None = None
+    series: str | None = None
     when: str
     bench: str = __version__
     scenario: Scenario
@@ -89,8 +109,16 @@ class Result(msgspec.Struct, kw_only=True):
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
     per_core: float | None = None
+    resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
+
+
+class Measurement(NamedTuple):
+    """A result, and what it was made of; cold starts have no recording."""
+
+    result: Result
+    recording: Recording | None
 
 
 def measure(
@@ -100,17 +128,18 @@ def measure(
     *,
     say: Callable[[str], None],
     on_progress: Callable[[Progress], None] | None = None,
-) -> Result:
+) -> Measurement:
     """Carry out a scenario. ``say`` is told what is being done. Raises TargetError."""
     workload = Workload(scenario.shapes, settings.seed)
     result = Result(
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        name=settings.name, series=settings.series,
         scenario=scenario, seed=settings.seed, slo=settings.slo or scenario.slo,
         target=Measured(url="", model=target.model or ""), machine=_machine(),
     )  # fmt: skip
     if isinstance(scenario.load, Starts):
         _starts(scenario.load, target, settings, workload, result, say)
-        return result
+        return Measurement(result, None)
     full_length = not scenario.checked
     with _endpoint(scenario, target, settings, result, say) as (endpoint, pids):
         say("asking how it can be asked")
@@ -121,12 +150,13 @@ def measure(
         plan = Plan(
             endpoint=endpoint, workload=workload, load=scenario.load, seconds=scenario.seconds,
             requests=scenario.requests, warmup=scenario.warmup, timeout=scenario.timeout,
-            watch=pids,
+            watch=pids, keep_text=settings.keep_text,
         )  # fmt: skip
         try:
             recording = run_apart(plan, on_progress)
         except BenchError as error:
             raise TargetError(str(error)) from None
+    _hide_keys(recording, [endpoint.api_key, *endpoint.keys.values()])
     result.target = msgspec.structs.replace(
         result.target, extra=dict(endpoint.extra), usage=endpoint.usage
     )
@@ -138,7 +168,14 @@ def measure(
     if result.target.threads:
         result.per_core = result.summary.output_rate / result.target.threads
     result.notes = _notes(scenario, result, endpoint)
-    return result
+    return Measurement(result, recording)
+
+
+def _hide_keys(recording: Recording, keys: Iterable[str | None]) -> None:
+    """Endpoints may repeat a key when they refuse it."""
+    for key in filter(None, keys):
+        for record in recording.records:
+            record.detail = record.detail.replace(key, "***")
 
 
 @contextmanager

@@ -103,6 +103,9 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
 @threads_option
 @click.option("--binary", metavar="FILE", help="The llama-server to start, if not that on PATH.")
 @click.option("--engine-args", default="", metavar="TEXT", help="More arguments for the engine.")
+@click.option("--name", help="What to call the results; runs of one name are repeats.")
+@click.option("--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`).")
+@click.option("--keep-text", is_flag=True, help="Keep the answers' text, too.")
 def run(
     target: str,
     scenarios: tuple[str, ...],
@@ -120,6 +123,9 @@ def run(
     threads: int | None,
     binary: str | None,
     engine_args: str,
+    name: str | None,
+    no_keep: bool,
+    keep_text: bool,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -136,10 +142,10 @@ def run(
     from tidemill.bench.result import Settings
     from tidemill.hardware import usable_cores
 
-    names = [name for given in scenarios for name in (known.names() if given == "all" else [given])]
+    names = [one for given in scenarios for one in (known.names() if given == "all" else [given])]
     chosen = [
-        _changed(known.load(name), window, rate, concurrency, scale, timeout)
-        for name in dict.fromkeys(names)
+        _changed(known.load(one), window, rate, concurrency, scale, timeout)
+        for one in dict.fromkeys(names)
     ]
     try:
         arguments = tuple(shlex.split(engine_args))
@@ -147,10 +153,11 @@ def run(
         raise click.BadParameter(str(error), param_hint="--engine-args") from None
     settings = Settings(
         slo=slo, seed=seed, api_key=api_key, keys=dict(tenant_keys),
-        threads=threads or usable_cores(), binary=binary, arguments=arguments,
+        threads=threads or usable_cores(), binary=binary, arguments=arguments, name=name,
+        keep_text=keep_text,
     )  # fmt: skip
     who, settings = _whom(targets.parse(target), model, settings)
-    _measure_all(chosen, who, settings, json_file)
+    _measure_all(chosen, who, settings, json_file, keep=not no_keep)
 
 
 def _changed(
@@ -203,28 +210,35 @@ def _whom(target: Target, model: str | None, settings: Settings) -> tuple[Target
 
 
 def _measure_all(
-    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None
-) -> None:
+    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None, *,
+    keep: bool,
+) -> None:  # fmt: skip
     from tidemill.bench.engines import TargetError
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
     from tidemill.cli.bench_progress import bench_progress
+    from tidemill.cli.bench_results import Keeper
 
     if json_file is not None and json_file != "-":
         with open(json_file, "ab"):  # can it be written? Better known now than in an hour
             pass
+    keeper = Keeper() if keep else None
     results: list[Result] = []
     failures = 0
     for scenario in scenarios:
         try:
             with bench_progress(scenario.name) as (say, on_progress):
-                result = measure(scenario, target, settings, say=say, on_progress=on_progress)
+                result, recording = measure(
+                    scenario, target, settings, say=say, on_progress=on_progress
+                )
         except TargetError as error:
             if len(scenarios) == 1:
                 raise
             failures += 1
             click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
             continue
+        if keeper is not None:
+            keeper.keep(result, recording)
         results.append(result)
         if json_file != "-":
             click.echo(text(result) + "\n" * (len(scenarios) > 1))
@@ -255,15 +269,24 @@ def list_scenarios() -> None:
 
 
 @click.command("show")
-@click.argument("name", metavar="NAME|FILE.toml")
+@click.argument("name", metavar="NAME|FILE.toml|ID")
 @click.option("--toml", is_flag=True, help="The file itself, to make one of your own from.")
-def show(name: str, toml: bool) -> None:
-    """Show what a scenario asks, how fast, and what counts as good."""
+@click.option(
+    "--definitions", "by_definitions", is_flag=True,
+    help="A result's figures as vLLM, AIPerf and GuideLLM would give them.",
+)  # fmt: skip
+def show(name: str, toml: bool, by_definitions: bool) -> None:
+    """Show what a scenario asks, how fast, and what counts as good; or a result that was kept."""
     from pathlib import Path
 
     from tidemill.bench import scenario as known
     from tidemill.bench.report import describe
 
+    if by_definitions or not (toml or name.endswith(".toml") or name in known.names()):
+        from tidemill.cli.bench_results import show_result
+
+        show_result(name, by_definitions)
+        return
     found = known.load(name)
     if toml:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"
