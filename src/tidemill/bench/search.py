@@ -128,11 +128,11 @@ def search(
     if sum(map(aim.slo.met_by, due)) * 2 <= len(due):
         return end("most requests miss the SLO even if there is but one at a time")
     each = statistics.fmean(r.ended - r.sent for r in due)
-    start = min(aim.max_rate, 1 / max(each, 1e-4))
+    start = min(aim.max_rate, rounded(1 / max(each, 1e-4)))
     say(_estimate(aim, start, each))
     while True:
         rates = judged()
-        if rates and rates[-1].limit == "load generator" and not rates[-1].met:
+        if rates and rates[-1].limit == "load generator" and rates[-1].trials > 1:
             return end(_generator(rates[-1]))
         rate = _next(rates, start, aim)
         if isinstance(rate, str):
@@ -157,6 +157,8 @@ def bracket(rates: Sequence[Rate]) -> tuple[Rate | None, Rate | None]:
 def _next(rates: Sequence[Rate], start: float, aim: Aim) -> float | str:
     """The rate to measure next, or why there is none; an empty text if all is done."""
     met, missed = bracket(rates)
+    if rates and rates[-1].limit == "load generator":
+        return rates[-1].rate  # this machine may just have been busy
     if missed is None:
         if met is None:
             return start
@@ -168,9 +170,14 @@ def _next(rates: Sequence[Rate], start: float, aim: Aim) -> float | str:
             return "no rate was low enough"
         return missed.rate / 2
     if missed.rate > met.rate * (1 + aim.tolerance):
-        return math.sqrt(met.rate * missed.rate)
+        return rounded(math.sqrt(met.rate * missed.rate))
     unsure = [end for end in (met, missed) if not end.sure and end.trials < MAX_TRIALS]
     return min(unsure, key=lambda end: end.trials).rate if unsure else ""
+
+
+def rounded(rate: float) -> float:
+    """To four digits, as one would write it."""
+    return float(f"{rate:.4g}")
 
 
 def _generator(rate: Rate) -> str:
