@@ -273,7 +273,7 @@ def test_a_queue_that_grows(share: float, grows: bool) -> None:
 
 def test_an_endpoint_that_is_only_slow_has_no_queue() -> None:
     server = Virtual(lambda rate, rng: (3.0, None))
-    assert grown(server.measure(Gamma(50.0), 60.0, 10.0, 1)) == 0
+    assert grown(server.measure(Gamma(50.0), 60.0, 10.0)) == 0
 
 
 def test_a_bracket_ends_at_the_lowest_that_is_missed() -> None:

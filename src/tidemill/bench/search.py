@@ -45,8 +45,9 @@ _MOST_HALVINGS = 6
 _BASELINE_SECONDS = 3.0
 _LEAST_SECONDS = 5.0
 
-Measure = Callable[[Closed | Gamma, float, float, int], Recording]
-"""A run: load, seconds of the window, seconds of warm-up, seed of the prompts and arrivals."""
+Measure = Callable[[Closed | Gamma, float, float], Recording]
+"""A run: load, seconds of the window, seconds of warm-up. No two may have the same prompts, which
+an endpoint could have in its cache."""
 
 Limit = Literal["endpoint", "load generator"]
 """Who it is that misses."""
@@ -123,7 +124,7 @@ def search(
         return Found(met=met, missed=missed, stopped=stopped, rates=rates, seconds=clock() - began)
 
     say("one request at a time")
-    alone = measure(Closed(1), _BASELINE_SECONDS, 0.0, 0)
+    alone = measure(Closed(1), _BASELINE_SECONDS, 0.0)
     due = _due(alone)
     if sum(map(aim.slo.met_by, due)) * 2 <= len(due):
         return end("most requests miss the SLO even if there is but one at a time")
@@ -142,7 +143,7 @@ def search(
         warmup = min(seconds, max(1.0, 2 * each))
         if clock() - began + warmup + seconds > aim.budget:
             return end(f"the time is up ({aim.budget / 60:.0f} minutes)")
-        recording = measure(Gamma(rate, aim.burstiness), seconds, warmup, before + 1)
+        recording = measure(Gamma(rate, aim.burstiness), seconds, warmup)
         trials.setdefault(rate, []).append(recording)
         say(words(judge(rate, trials[rate], aim)))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from tidemill.cli.progress import is_drawn, status_line
+from tidemill.cli.progress import is_drawn, rewrite_line
 
 if TYPE_CHECKING:
     from tidemill.bench.run import Progress
@@ -17,27 +16,44 @@ _LINE_EVERY = 10.0
 """Seconds, where no line can be rewritten."""
 
 
-@contextmanager
-def bench_progress(
-    name: str,
-) -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
-    """What ``measure`` tells of its steps, and of a run: two functions."""
-    if is_drawn():
-        with status_line() as rewrite:
-            yield (
-                lambda words: rewrite(f"{name}: {words}"),
-                lambda progress: rewrite(f"{name}: {line(progress)}"),
-            )
-        return
-    last = time.monotonic()
+class BenchProgress:
+    """Of the measurement of ``name``. Leaves a clean line behind."""
 
-    def on_progress(progress: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= _LINE_EVERY:
-            last = time.monotonic()
-            print(f"{name}: {line(progress)}", file=sys.stderr, flush=True)
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._draws = is_drawn()
+        self._last = time.monotonic()
 
-    yield lambda words: None, on_progress
+    def step(self, words: str) -> None:
+        """What is being done now, if that can be taken back."""
+        if self._draws:
+            rewrite_line(f"{self._name}: {words}")
+
+    def run(self, progress: Progress) -> None:
+        """How far a run is."""
+        if self._draws:
+            self.step(line(progress))
+        elif time.monotonic() - self._last >= _LINE_EVERY:
+            self.note(line(progress))
+
+    def note(self, words: str) -> None:
+        """What is to stay."""
+        if self._draws:
+            rewrite_line()
+        self._last = time.monotonic()
+        print(f"{self._name}: {words}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> BenchProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._draws:
+            rewrite_line()
 
 
 def line(progress: Progress) -> str:

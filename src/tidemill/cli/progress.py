@@ -28,7 +28,7 @@ def is_drawn() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _rewrite_line(text: str = "") -> None:
+def rewrite_line(text: str = "") -> None:
     """Replace the terminal's line; a longer text is cut, as a wrapped line cannot be rewritten."""
     import shutil
 
@@ -117,7 +117,7 @@ class LoadProgress:
             line = f"{self._name} [{'=' * filled}{' ' * (_BAR - filled)}] {_STAGES[stage]}"
         if line != self._shown:
             self._shown = line
-            _rewrite_line(line)
+            rewrite_line(line)
 
     def __enter__(self) -> LoadProgress:
         return self
@@ -130,7 +130,7 @@ class LoadProgress:
     ) -> None:
         self._download.close()
         if self._draws:
-            _rewrite_line()
+            rewrite_line()
 
 
 @contextmanager
@@ -140,6 +140,6 @@ def status_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     try:
-        yield _rewrite_line
+        yield rewrite_line
     finally:
-        _rewrite_line()
+        rewrite_line()
