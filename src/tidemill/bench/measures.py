@@ -114,6 +114,8 @@ class Summary(msgspec.Struct, kw_only=True):
     """Of the good answers, how many are known to have fewer tokens than they could have."""
     variation: float | None = None
     """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
+    long: int = 0
+    """And how many to have more."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
@@ -156,6 +158,7 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         invalid=_invalid(len(due), delay_p99, errors),
         short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
         variation=variation(sorted(r.due for r in due if not r.turn)),
+        long=sum(r.output_tokens is not None and r.output_tokens > r.asked for r in good),
         verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 

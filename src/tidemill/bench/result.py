@@ -6,10 +6,11 @@ import asyncio
 import datetime
 import platform
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,10 +18,11 @@ from tidemill import __version__
 from tidemill.bench.apart import run_apart
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
-from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, started
+from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
-from tidemill.bench.records import Recording
-from tidemill.bench.resources import Resources
+from tidemill.bench.meters import Sampler
+from tidemill.bench.records import Recording, Window
+from tidemill.bench.resources import Prices, Resources, of_url, taken
 from tidemill.bench.run import BenchError, Plan, Progress
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.starts import Start, measure_starts
@@ -41,8 +43,9 @@ FEW = 100
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What is not the scenario's. ``path``: of the model that an engine is started with. ``keys``:
-    of tenants by name. ``arguments`` go to an engine that is started. ``name`` and ``series`` are
-    for the result; ``keep_text``: records have the answers' text."""
+    of tenants by name. ``arguments`` go to an engine that is started. ``prices``: what the machine
+    costs. ``name`` and ``series`` are for the result; ``keep_text``: records have the answers'
+    text."""
 
     path: Path | None = None
     slo: Slo | None = None
@@ -52,6 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     binary: str | None = None
     arguments: tuple[str, ...] = ()
+    prices: Prices = Prices()
     name: str | None = None
     series: str | None = None
     keep_text: bool = False
@@ -140,17 +144,17 @@ def measure(
     if isinstance(scenario.load, Starts):
         _starts(scenario.load, target, settings, workload, result, say)
         return Measurement(result, None)
-    full_length = not scenario.checked
-    with _endpoint(scenario, target, settings, result, say) as (endpoint, pids):
+    with _running(scenario, target, settings, result, say) as running:
         say("asking how it can be asked")
         tenant = (scenario.tenants or [""])[0]
+        full_length = {} if scenario.checked else running.full_length
         endpoint = asyncio.run(
-            settle(endpoint, tenant, full_length=full_length, timeout=scenario.timeout)
+            settle(running.endpoint, tenant, full_length=full_length, timeout=scenario.timeout)
         )
         plan = Plan(
             endpoint=endpoint, workload=workload, load=scenario.load, seconds=scenario.seconds,
             requests=scenario.requests, warmup=scenario.warmup, timeout=scenario.timeout,
-            watch=pids, keep_text=settings.keep_text,
+            watch=running.pids, keep_text=settings.keep_text,
         )  # fmt: skip
         try:
             recording = run_apart(plan, on_progress)
@@ -165,9 +169,9 @@ def measure(
         result.by_shape = {
             shape.name: summarise(recording, result.slo, shape.name) for shape in scenario.shapes
         }
-    if result.target.threads:
-        result.per_core = result.summary.output_rate / result.target.threads
-    result.notes = _notes(scenario, result, endpoint)
+    result.resources = _resources(running.sampler, recording.window, result, settings.prices)
+    result.per_core = result.resources.density.per_core_given
+    result.notes = _notes(scenario, result, endpoint, running.full_length)
     return Measurement(result, recording)
 
 
@@ -178,25 +182,41 @@ def _hide_keys(recording: Recording, keys: Iterable[str | None]) -> None:
             record.detail = record.detail.replace(key, "***")
 
 
+class _Running(NamedTuple):
+    """A server that can be asked: where, with which fields for answers of full length, and of an
+    engine that was started here, its processes and what is sampled of them."""
+
+    endpoint: Endpoint
+    full_length: Mapping[str, Any]
+    pids: tuple[int, ...] = ()
+    sampler: Sampler | None = None
+
+
 @contextmanager
-def _endpoint(
+def _running(
     scenario: Scenario, target: Target, settings: Settings, result: Result,
     say: Callable[[str], None],
-) -> Iterator[tuple[Endpoint, tuple[int, ...]]]:  # fmt: skip
-    """Where the load goes, and the processes behind it as far as they are known."""
-    if target.engine is None:
+) -> Iterator[_Running]:  # fmt: skip
+    """Whom the load goes to; an engine is started, and ended afterwards."""
+    engine = target.engine
+    if engine is None:
         url = target.url or ""
-        endpoint = _ask(scenario, url, target.model or "", settings.api_key, settings.keys)
+        endpoint = _ask(scenario, url, target.model or "", settings.api_key, GREEDY, settings.keys)
         model = target.model or choose_model(url, settings.api_key)
         result.target = Measured(url=shown(url), model=model)
-        yield msgspec.structs.replace(endpoint, model=model), ()
+        yield _Running(msgspec.structs.replace(endpoint, model=model), FULL_LENGTH)
         return
-    say(f"starting {target.engine.name}")
-    tenants = scenario.tenants if target.engine.tenants else []
-    keys = {tenant: secrets.token_urlsafe(24) for tenant in tenants}
-    launch = _launch(scenario, settings, keys)
-    version = target.engine.version(settings.binary)
-    with started(target.engine, launch) as process:
+    say(f"starting {engine.name}")
+    version = engine.version(settings.binary)
+    keys = {
+        tenant: secrets.token_urlsafe(24) for tenant in scenario.tenants if engine.tenants
+    }  # fmt: skip
+    with (
+        _launch(scenario, settings, keys) as launch,
+        closing(Sampler()) as sampler,
+        started(engine, launch) as process,
+    ):
+        sampler.watch(process.pids)
         try:
             process.until_ready(scenario.timeout)
         except TargetError as error:
@@ -205,10 +225,16 @@ def _endpoint(
                 "tokens: --scale makes them shorter)"
             ) from None
         result.target = Measured(
-            url=process.url, model=target.model or "", engine=target.engine.name, version=version,
-            command=process.command, threads=settings.threads,
+            url=process.url, model=target.model or "", engine=engine.name, version=version,
+            command=process.command, threads=_threads(engine, settings),
         )  # fmt: skip
-        yield _ask(scenario, process.url, MODEL_NAME, None, keys), process.pids
+        endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
+        yield _Running(endpoint, engine.full_length, tuple(process.pids()), sampler)
+
+
+def _threads(engine: Engine, settings: Settings) -> int | None:
+    """None for an engine that uses as many as it likes."""
+    return settings.threads if engine.takes_threads else None
 
 
 def _starts(
@@ -220,13 +246,15 @@ def _starts(
             f"{result.scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a "
             "URL"
         )
-    version = target.engine.version(settings.binary)
-    launch = _launch(result.scenario, settings, {})
+    engine = target.engine
+    version = engine.version(settings.binary)
     timeout = result.scenario.timeout
-    result.starts = measure_starts(target.engine, launch, workload, load.repeats, timeout, say)
+    with _launch(result.scenario, settings, {}) as launch:
+        result.starts = measure_starts(engine, launch, workload, load.repeats, timeout, say)
+        command = engine.command(launch, 0)
     result.target = Measured(
-        url="", model=target.model or "", engine=target.engine.name, version=version,
-        command=target.engine.command(launch, 0, Path()), threads=settings.threads,
+        url="", model=target.model or "", engine=engine.name, version=version, command=command,
+        threads=_threads(engine, settings),
     )  # fmt: skip
     kept = [s.cached for s in result.starts if s.cold and s.cached is not None]
     if not any(start.cold for start in result.starts):
@@ -238,28 +266,48 @@ def _starts(
         )
 
 
-def _launch(scenario: Scenario, settings: Settings, keys: dict[str, str]) -> Launch:
+@contextmanager
+def _launch(scenario: Scenario, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
+    """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
     load = scenario.load
     sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
     if isinstance(load, Starts):
         sequences = 1
-    return Launch(
-        model=settings.path, context=scenario.context, sequences=sequences,
-        threads=settings.threads, keys=keys, binary=settings.binary, arguments=settings.arguments,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+        yield Launch(
+            model=settings.path, context=scenario.context, sequences=sequences,
+            threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
+            arguments=settings.arguments,
+        )  # fmt: skip
 
 
 def _ask(
-    scenario: Scenario, url: str, model: str, api_key: str | None, keys: dict[str, str]
-) -> Endpoint:
+    scenario: Scenario, url: str, model: str, api_key: str | None, greedy: Mapping[str, Any],
+    keys: dict[str, str],
+) -> Endpoint:  # fmt: skip
     try:
-        return Endpoint(url, model, scenario.api, api_key, extra=GREEDY, keys=keys)
+        return Endpoint(url, model, scenario.api, api_key, extra=dict(greedy), keys=keys)
     except ValueError as error:
         raise TargetError(str(error)) from None
 
 
-def _notes(scenario: Scenario, result: Result, endpoint: Endpoint) -> list[str]:
+def _resources(
+    sampler: Sampler | None, window: Window, result: Result, prices: Prices
+) -> Resources:
+    assert result.summary is not None
+    output_rate, prompt_rate = result.summary.output_rate, result.summary.prompt_rate
+    if sampler is None:
+        return of_url(window, output_rate=output_rate, prompt_rate=prompt_rate, prices=prices)
+    return taken(
+        sampler, window, cores=result.target.threads, output_rate=output_rate,
+        prompt_rate=prompt_rate, prices=prices,
+    )  # fmt: skip
+
+
+def _notes(
+    scenario: Scenario, result: Result, endpoint: Endpoint, full_length: Mapping[str, Any]
+) -> list[str]:
     """What a reader of the figures must know."""
     summary = result.summary
     assert summary is not None
@@ -274,8 +322,15 @@ def _notes(scenario: Scenario, result: Result, endpoint: Endpoint) -> list[str]:
             f"{summary.short} of {summary.good} answers ended before they were as long as asked "
             "for: compare engines by answers of equal length only"
         )
-    elif not scenario.checked and not FULL_LENGTH.keys() <= endpoint.extra.keys():
-        notes.append("the endpoint does not take ignore_eos: models end answers where they like")
+    elif not scenario.checked and not full_length:
+        notes.append(
+            f"{result.target.engine} cannot be made to answer at the length that is asked for"
+        )
+    elif not scenario.checked and not full_length.keys() <= endpoint.extra.keys():
+        refused = ", ".join(full_length)
+        notes.append(f"the endpoint does not take {refused}: models end answers where they like")
+    if summary.long:
+        notes.append(f"{summary.long} of {summary.good} answers were longer than asked for")
     if 0 < summary.good < FEW:
         notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
     if scenario.tenants and not endpoint.keys:

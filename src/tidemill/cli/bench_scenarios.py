@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_engines import prices_options
 from tidemill.cli.options import Number, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
+    from tidemill.bench.resources import Prices
     from tidemill.bench.result import Result, Settings
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.targets import Target
@@ -63,7 +65,8 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
 @click.command("run", short_help="Measure a server, or an engine that is started for it.")
 @click.option(
     "--target", required=True, metavar="URL|ENGINE[:MODEL]",
-    help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL.",
+    help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL ... "
+    "(see `tidemill bench engines`).",
 )  # fmt: skip
 @click.option(
     "--scenario", "scenarios", required=True, multiple=True, metavar="NAME|FILE.toml|all",
@@ -101,8 +104,12 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
     help="The key of one of a scenario's tenants; repeatable.",
 )  # fmt: skip
 @threads_option
-@click.option("--binary", metavar="FILE", help="The llama-server to start, if not that on PATH.")
+@click.option(
+    "--binary", "--python", metavar="FILE",
+    help="The engine's program (llama-server, vllm ...), or the interpreter that has its package.",
+)  # fmt: skip
 @click.option("--engine-args", default="", metavar="TEXT", help="More arguments for the engine.")
+@prices_options
 @click.option("--name", help="What to call the results; runs of one name are repeats.")
 @click.option("--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`).")
 @click.option("--keep-text", is_flag=True, help="Keep the answers' text, too.")
@@ -123,6 +130,7 @@ def run(
     threads: int | None,
     binary: str | None,
     engine_args: str,
+    prices: Prices,
     name: str | None,
     no_keep: bool,
     keep_text: bool,
@@ -153,8 +161,8 @@ def run(
         raise click.BadParameter(str(error), param_hint="--engine-args") from None
     settings = Settings(
         slo=slo, seed=seed, api_key=api_key, keys=dict(tenant_keys),
-        threads=threads or usable_cores(), binary=binary, arguments=arguments, name=name,
-        keep_text=keep_text,
+        threads=threads or usable_cores(), binary=binary, arguments=arguments,
+        prices=prices, name=name, keep_text=keep_text,
     )  # fmt: skip
     who, settings = _whom(targets.parse(target), model, settings)
     _measure_all(chosen, who, settings, json_file, keep=not no_keep)
@@ -206,6 +214,7 @@ def _whom(target: Target, model: str | None, settings: Settings) -> tuple[Target
         path = resolve(target.model or "", progress=progress)
     finally:
         progress.close()
+    target.engine.check(path)
     return target, msgspec.structs.replace(settings, path=path)
 
 
