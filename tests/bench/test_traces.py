@@ -259,8 +259,8 @@ def test_a_trace_alone_is_replayed_to_its_end(tmp_path: Path) -> None:
     assert scenario.name == "my-trace"
     prepared = prepare(scenario)
     # 4 requests with gaps of 0.5 s, twice as fast, of which the first tenth is warm-up
-    assert prepared.warmup == pytest.approx(0.1)
-    assert prepared.seconds + prepared.warmup == pytest.approx(1.0)
+    assert prepared.scenario.warmup == pytest.approx(0.1)
+    assert prepared.scenario.seconds == pytest.approx(0.9)
     assert prepared.load == Trace((0.0, 0.5, 1.0, 1.5), 2.0)
     assert prepared.context == round(105 * 1.25) + 256
     assert msgspec.json.decode(msgspec.json.encode(scenario), type=Scenario) == scenario
@@ -307,7 +307,7 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
     with canned(lambda c, _: c.sendall(head % len(events) + events) is None) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=prepared.workload, load=prepared.load,
-            seconds=prepared.seconds, warmup=prepared.warmup,
+            seconds=prepared.scenario.seconds, warmup=prepared.scenario.warmup,
         )  # fmt: skip
         recording = asyncio.run(run(plan))
     _, *records = sorted(recording.records, key=lambda r: r.due)  # after the probe

@@ -109,30 +109,27 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class Prepared(NamedTuple):
     """What a scenario comes to: the file of a trace is read, and gives the ``load`` its times, the
-    ``workload`` its lengths. ``context``: tokens that one sequence needs at most. ``notes``: what a
-    reader of the figures must know."""
+    ``workload`` its lengths, and ``scenario`` the seconds that it lasts. ``context``: tokens that
+    one sequence needs at most. ``notes``: what a reader of the figures must know."""
 
+    scenario: Scenario
     load: Load | Starts
     workload: Workload
-    seconds: float
-    warmup: float
     context: int
     notes: list[str]
 
 
 def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
-    """Raises TraceError, and OSError if a trace cannot be read."""
+    """Raises TraceError or ScenarioError, and OSError if a trace cannot be read."""
     load, shapes = scenario.load, scenario.shapes
     if not isinstance(load, TraceFile):
-        workload = Workload(shapes, seed)
-        return Prepared(load, workload, scenario.seconds, scenario.warmup, scenario.context, [])
+        return Prepared(scenario, load, Workload(shapes, seed), scenario.context, [])
     found = read_trace(load)
+    context = scenario.context
     if found.sizes:
         shapes = (Shape("trace", Fixed(1), Fixed(1)),)  # all that is taken of it is its name
         context = load.context or context_of(max(s.input + s.output for s in found.sizes))
-    elif shapes:
-        context = scenario.context
-    else:
+    elif not shapes:
         raise ScenarioError(
             f"{load.file} has no columns input_tokens and output_tokens, and {scenario.name} no "
             "shapes: whose lengths are the requests to have?"
@@ -140,10 +137,11 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
     # It is replayed to its end, if that comes first; and not too much of it is warm-up.
     whole = found.seconds / load.speed
     warmup = min(scenario.warmup, whole / 10)
-    return Prepared(
-        Trace(found.timestamps, load.speed), Workload(shapes, seed, found.sizes),
-        min(scenario.seconds, whole - warmup), warmup, context, found.notes,
-    )  # fmt: skip
+    scenario = msgspec.structs.replace(
+        scenario, warmup=warmup, seconds=min(scenario.seconds, whole - warmup)
+    )
+    workload = Workload(shapes, seed, found.sizes)
+    return Prepared(scenario, Trace(found.timestamps, load.speed), workload, context, found.notes)
 
 
 def replay(trace: TraceFile, scenario: Scenario | None) -> Scenario:

@@ -176,6 +176,19 @@ def _next(rates: Sequence[Rate], start: float, aim: Aim) -> float | str:
     return min(unsure, key=lambda end: end.trials).rate if unsure else ""
 
 
+def conclusion(found: Found, aim: Aim) -> str:
+    """What came of it, in some lines."""
+    of = f"{aim.slo} for {aim.attain:.4g} of the requests"
+    lines = [f"searched {found.seconds / 60:.1f} minutes for the highest rate that meets {of}"]
+    if found.met is not None:
+        lines.append(f"  highest that meets it: {words(found.met)}")
+    if found.missed is not None:
+        lines.append(f"  lowest that misses it: {words(found.missed)}")
+    if found.stopped:
+        lines.append(f"  not narrowed down further: {found.stopped}")
+    return "\n".join(lines)
+
+
 def rounded(rate: float) -> float:
     """To four digits, as one would write it."""
     return float(f"{rate:.4g}")
