@@ -277,15 +277,16 @@ def test_a_scenario_gives_what_a_trace_does_not_have(tmp_path: Path) -> None:
     assert any("lengths, they are the scenario's" in note for note in prepared.notes)
     sized = prepare(replay(TraceFile(write(tmp_path, OURS, "sized.csv")), rag))
     assert fmean(size.input for size in sized.workload.sizes) == 75
-    with pytest.raises(ValueError, match="do not go with a trace"):
-        replay(times, load("tool-calling"))
+    for name, said in (("tool-calling", "do not go with a trace"), ("cold-start", "no requests")):
+        with pytest.raises(ScenarioError, match=f"{name} with a trace: .*{said}"):
+            replay(times, load(name))
 
 
 def test_a_trace_in_a_scenario_file(tmp_path: Path) -> None:
     file = write(tmp_path, OURS)
     path = tmp_path / "mine.toml"
     path.write_text(
-        f'name = "mine"\nsummary = "mine"\n[load]\nkind = "trace"\nfile = "{file}"\nspeed = 3\n'
+        'name = "mine"\nsummary = "mine"\n[load]\nkind = "trace"\nfile = "t.csv"\nspeed = 3\n'
     )
     scenario = load(str(path))
     assert scenario.load == TraceFile(file, speed=3.0)

@@ -145,14 +145,20 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
 
 
 def replay(trace: TraceFile, scenario: Scenario | None) -> Scenario:
-    """A scenario with a trace in place of its load; without one, the trace from end to end."""
+    """A scenario with a trace in place of its load; without one, the trace from end to end. Raises
+    ScenarioError if they do not go together."""
     if scenario is None:
         stem = re.sub(r"[^a-z0-9]+", "-", Path(trace.file).stem.lower()).strip("-")
         return Scenario(
             name=stem[:64] or "trace", summary=f"replay of {trace.file}", load=trace,
             source=trace.file, seconds=_TO_THE_END,
         )  # fmt: skip
-    return msgspec.structs.replace(scenario, load=trace)
+    try:
+        if isinstance(scenario.load, Starts):
+            raise ValueError("it has no requests but the first")
+        return msgspec.structs.replace(scenario, load=trace)
+    except ValueError as error:
+        raise ScenarioError(f"{scenario.name} with a trace: {error}") from None
 
 
 def names() -> list[str]:
@@ -179,8 +185,12 @@ def read(path: Path) -> Scenario:
     if len(data) > _MAX_FILE:
         raise ScenarioError(f"{path} is larger than a scenario can be")
     try:
-        return msgspec.convert(tomllib.loads(data.decode()), Scenario)
+        scenario = msgspec.convert(tomllib.loads(data.decode()), Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+    if isinstance(scenario.load, TraceFile):  # which may lie beside it
+        load = msgspec.structs.replace(scenario.load, file=str(path.parent / scenario.load.file))
+        scenario = msgspec.structs.replace(scenario, load=load)
+    return scenario

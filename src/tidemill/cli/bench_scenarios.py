@@ -101,7 +101,7 @@ def _loaded(
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts, replay
 
-    if trace is not None and not (scenario and isinstance(scenario.load, Starts)):
+    if trace is not None:
         scenario = replay(trace, scenario)
     assert scenario is not None
     changes: dict[str, Any] = {}
