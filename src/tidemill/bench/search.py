@@ -39,6 +39,9 @@ _GROWTH = 0.05
 """Of the requests that come, the share that may be left over. An endpoint with more of them does so
 much less than is asked of it, and its queue grows without end."""
 
+_SEEN = 400
+"""Requests of which twice as much would be seen: arrivals vary by their square root."""
+
 _SAMPLES = 100
 
 _MOST_HALVINGS = 6
@@ -70,10 +73,17 @@ class Aim(msgspec.Struct, frozen=True):
         if not 0 < self.attain < 1:
             raise ValueError(f"attain must be a share between 0 and 1, not {self.attain}")
 
+    @property
+    def bounds_waiting(self) -> bool:
+        """Whether requests that wait in a queue miss the SLO at some time."""
+        return self.slo.ttft is not None or self.slo.e2e is not None
+
     def seconds(self, rate: float, each: float) -> float:
         """Of the first trial of a rate, where a request takes ``each`` seconds. If none misses the
         SLO it makes sure of that, where ``trial`` allows for so many."""
         enough = 1.1 * _Z**2 * self.attain / (1 - self.attain)
+        if not self.bounds_waiting:
+            enough = max(enough, 2 * _SEEN)
         return min(self.trial, max(_LEAST_SECONDS, 10 * each, enough / rate))
 
 
@@ -114,38 +124,32 @@ def search(
     """``say`` is told how long it will take, and of each rate what was found."""
     began = clock()
     trials: dict[float, list[Recording]] = {}
-
-    def judged() -> list[Rate]:
-        return [judge(rate, trials[rate], aim) for rate in sorted(trials)]
+    judged: dict[float, Rate] = {}
 
     def end(stopped: str) -> Found:
-        rates = judged()
+        rates = [judged[rate] for rate in sorted(judged)]
         met, missed = bracket(rates)
         return Found(met=met, missed=missed, stopped=stopped, rates=rates, seconds=clock() - began)
 
     say("one request at a time")
-    alone = measure(Closed(1), _BASELINE_SECONDS, 0.0)
-    due = _due(alone)
-    if sum(map(aim.slo.met_by, due)) * 2 <= len(due):
+    alone = _due(measure(Closed(1), _BASELINE_SECONDS, 0.0))
+    if sum(map(aim.slo.met_by, alone)) * 2 <= len(alone):
         return end("most requests miss the SLO even if there is but one at a time")
-    each = statistics.fmean(r.ended - r.sent for r in due)
+    each = statistics.fmean(r.ended - r.sent for r in alone)
     start = min(aim.max_rate, rounded(1 / max(each, 1e-4)))
     say(_estimate(aim, start, each))
     while True:
-        rates = judged()
-        if rates and rates[-1].limit == "load generator" and rates[-1].trials > 1:
-            return end(_generator(rates[-1]))
-        rate = _next(rates, start, aim)
+        rate = _next([judged[rate] for rate in sorted(judged)], start, aim)
         if isinstance(rate, str):
             return end(rate)
-        before = len(trials.get(rate, ()))
-        seconds = aim.seconds(rate, each) * 2**before
+        before = trials.setdefault(rate, [])
+        seconds = aim.seconds(rate, each) * 2 ** len(before)
         warmup = min(seconds, max(1.0, 2 * each))
         if clock() - began + warmup + seconds > aim.budget:
-            return end(f"the time is up ({aim.budget / 60:.0f} minutes)")
-        recording = measure(Gamma(rate, aim.burstiness), seconds, warmup)
-        trials.setdefault(rate, []).append(recording)
-        say(words(judge(rate, trials[rate], aim)))
+            return end(f"the time is up ({aim.budget / 60:.3g} minutes)")
+        before.append(measure(Gamma(rate, aim.burstiness), seconds, warmup))
+        judged[rate] = judge(rate, before, aim)
+        say(words(judged[rate]))
 
 
 def bracket(rates: Sequence[Rate]) -> tuple[Rate | None, Rate | None]:
@@ -158,8 +162,8 @@ def bracket(rates: Sequence[Rate]) -> tuple[Rate | None, Rate | None]:
 def _next(rates: Sequence[Rate], start: float, aim: Aim) -> float | str:
     """The rate to measure next, or why there is none; an empty text if all is done."""
     met, missed = bracket(rates)
-    if rates and rates[-1].limit == "load generator":
-        return rates[-1].rate  # this machine may just have been busy
+    if rates and rates[-1].limit == "load generator":  # or was this machine just busy?
+        return rates[-1].rate if rates[-1].trials == 1 else _generator(rates[-1])
     if missed is None:
         if met is None:
             return start
@@ -220,8 +224,11 @@ def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
     due = [_due(trial) for trial in trials]
     flags = [[aim.slo.met_by(r) for r in requests] for requests in due]
     share, low, high = share_of(flags)
-    why, sure = "", low >= aim.attain or high < aim.attain
+    why = ""
     limit: Limit = "endpoint"
+    sure = high < aim.attain or (
+        low >= aim.attain and (aim.bounds_waiting or len(due[-1]) >= 2 * _SEEN)
+    )
     errors = Counter(r.error for requests in due for r in requests if r.error is not None)
     grows = [grown(trial) for trial in trials]
     if errors:
@@ -296,9 +303,7 @@ def grown(trial: Recording) -> float:
     ended = np.sort([r.ended for r in trial.records])
     flying = np.searchsorted(due, times) - np.searchsorted(ended, times)
     growth = float(np.polyfit(times - middle, flying, 1)[0]) * (window.closed - middle)
-    # In flight are as many as a Poisson distribution has, even if nothing waits for anything.
-    noise = 3 * math.sqrt(max(1.0, float(flying.mean())))
-    return growth / came if growth > max(_GROWTH * came, noise) else 0.0
+    return growth / came if growth > max(_GROWTH * came, 2 * math.sqrt(came)) else 0.0
 
 
 def _due(trial: Recording) -> list[Record]:

@@ -61,7 +61,7 @@ class TraceFile(msgspec.Struct, frozen=True, tag="trace", tag_field="kind",
 
     Of them only those from ``start`` to ``end`` (seconds since the first), and ``limit`` at most.
     Lengths are ``scale`` times as long; where a prompt and its answer then still need more than
-    ``context`` tokens, both are shortened to fit.
+    ``context`` tokens, they are shortened to that.
     """
 
     file: str
@@ -135,8 +135,11 @@ def read(trace: TraceFile) -> Requests:
     if not timestamps:
         chosen = " from --from to --to" if trace.start or trace.end else ""
         raise TraceError(f"{trace.file} has no requests{chosen}")
-    fitted = [_fitted(size, trace) for size in sizes]
-    notes = _notes(trace, timestamps, sizes, fitted, left_out)
+    if trace.scale != 1:
+        sizes = [_scaled(size, trace.scale) for size in sizes]
+    fitted = sizes if trace.context is None else [_cut(size, trace.context) for size in sizes]
+    cut = sum(a != b for a, b in zip(sizes, fitted, strict=True))
+    notes = _notes(trace, timestamps, fitted, left_out, cut)
     return Requests(tuple(timestamps), tuple(fitted), notes)
 
 
@@ -258,27 +261,27 @@ class _Rows:
         )
 
 
-def _fitted(size: Size, trace: TraceFile) -> Size:
-    """As long as it is to be."""
-    factor = trace.scale
-    if trace.context is not None:
-        room = int((trace.context - _OVERHEAD) / _PER_WORD)
-        factor = min(factor, room / (size.input + size.output))
-    if factor == 1:
-        return size
-    tokens = max(1, int(size.input * factor))
+def _scaled(size: Size, factor: float) -> Size:
+    tokens = max(1, round(size.input * factor))
     prefix = min(tokens, round(size.prefix * factor))
-    return Size(tokens, max(1, int(size.output * factor)), size.group, prefix)
+    return Size(tokens, max(1, round(size.output * factor)), size.group, prefix)
+
+
+def _cut(size: Size, context: int) -> Size:
+    """Shortened to what fits: the prompt, and the answer if it alone takes more than half."""
+    room = int((context - _OVERHEAD) / _PER_WORD)
+    tokens = min(size.input, max(room - size.output, room // 2))
+    answer = min(size.output, room - tokens)
+    return Size(tokens, answer, size.group, min(size.prefix, tokens))
 
 
 def _notes(
-    trace: TraceFile, timestamps: list[float], sizes: list[Size], fitted: list[Size],
-    left_out: int,
-) -> list[str]:  # fmt: skip
+    trace: TraceFile, timestamps: list[float], sizes: list[Size], left_out: int, cut: int
+) -> list[str]:
     n = len(timestamps)
     span = timestamps[-1] - timestamps[0]
     bursts = variation(timestamps)
-    digest = hashlib.sha256(msgspec.msgpack.encode((timestamps, fitted))).hexdigest()
+    digest = hashlib.sha256(msgspec.msgpack.encode((timestamps, sizes))).hexdigest()
     notes = [
         f"trace: {n} requests over {span:.0f} s"
         + (f", gaps with a coefficient of variation of {bursts:.2f}" if bursts else "")
@@ -291,9 +294,6 @@ def _notes(
         notes.append("trace: it has no lengths, they are the scenario's")
     elif trace.scale != 1:
         notes.append(f"trace: all lengths are {trace.scale:g} times what they were")
-    if trace.context is not None:
-        whole = [_fitted(size, msgspec.structs.replace(trace, context=None)) for size in sizes]
-        cut = sum(a != b for a, b in zip(whole, fitted, strict=True))
-        if cut:
-            notes.append(f"trace: {cut} of {n} requests were shortened to {trace.context} tokens")
+    if cut:
+        notes.append(f"trace: {cut} of {n} requests were shortened to {trace.context} tokens")
     return notes
