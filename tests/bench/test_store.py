@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support import runs
 from tidemill.bench.arrivals import Trace
 from tidemill.bench.records import Record, Recording, Window
-from tidemill.bench.result import Measured, Result
+from tidemill.bench.result import Measured, Result, without_secrets
 from tidemill.bench.starts import Start
 from tidemill.bench.store import _COLUMNS, MissingDuckDB, Store, StoreError, relative
 
@@ -327,3 +327,10 @@ def test_without_duckdb_it_says_how_to_install_it(
     (store.folder / "a.parquet").touch()
     with pytest.raises(MissingDuckDB):
         store.results()
+
+
+def test_keys_in_a_command_line_are_not_kept() -> None:
+    command = ["serve", "--api-key", "s1", "--hf_token=s2", "--max-tokens", "5", "-key", "s3", "-c"]
+    assert without_secrets(command) == [
+        "serve", "--api-key", "***", "--hf_token=***", "--max-tokens", "5", "-key", "***", "-c",
+    ]  # fmt: skip

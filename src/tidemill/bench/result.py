@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import platform
+import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,6 +208,21 @@ def _hide_keys(recording: Recording, keys: Iterable[str | None]) -> None:
             record.detail = record.detail.replace(key, "***")
 
 
+_SECRET = re.compile(r"(--?[\w-]*(?:key|token|secret|password))(=.*)?", re.IGNORECASE)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line whose options for keys and the like have *** for a value; users can give some
+    with ``--engine-args``."""
+    found: list[str] = []
+    hide = False
+    for word in command:
+        secret = None if hide else _SECRET.fullmatch(word)
+        found.append("***" if hide else f"{secret[1]}=***" if secret and secret[2] else word)
+        hide = secret is not None and secret[2] is None
+    return found
+
+
 @contextmanager
 def serving(
     prepared: Prepared, target: Target, settings: Settings, say: Callable[[str], None]
@@ -241,7 +257,7 @@ def serving(
             ) from None
         measured = Measured(
             url=process.url, model=target.model or "", engine=engine.name, version=version,
-            command=process.command, threads=_threads(engine, settings),
+            command=without_secrets(process.command), threads=_threads(engine, settings),
         )  # fmt: skip
         endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
         endpoint = _settled(scenario, endpoint, engine.full_length, say)
@@ -279,8 +295,8 @@ def _starts(
         )
         command = engine.command(launch, 0)
     measured = Measured(
-        url="", model=target.model or "", engine=engine.name, version=version, command=command,
-        threads=_threads(engine, settings),
+        url="", model=target.model or "", engine=engine.name, version=version,
+        command=without_secrets(command), threads=_threads(engine, settings),
     )  # fmt: skip
     result = _result(scenario, settings, measured)
     result.starts = starts

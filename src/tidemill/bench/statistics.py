@@ -17,6 +17,7 @@ import numpy.typing as npt
 RESAMPLES = 500
 LEVEL = 0.95
 _SEED = 20240229  # the same records give the same intervals
+_AT_ONCE = 1_000_000  # values that are drawn together, for speed
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
@@ -89,11 +90,14 @@ def block_weights(count: int, rng: np.random.Generator) -> Iterator[Numbers]:
     stationary data" (1992).
     """
     length = math.ceil(count ** (1 / 3))
-    within = np.arange(length)
-    for _ in range(RESAMPLES):
-        starts = rng.integers(0, count, -(-count // length))
-        drawn = ((starts[:, None] + within) % count).ravel()[:count]
-        yield np.bincount(drawn, minlength=count)
+    blocks = -(-count // length)
+    rows = max(1, _AT_ONCE // count)
+    for done in range(0, RESAMPLES, rows):
+        rows = min(rows, RESAMPLES - done)
+        starts = rng.integers(0, count, (rows, blocks, 1))
+        drawn = ((starts + np.arange(length)) % count).reshape(rows, -1)[:, :count]
+        drawn = drawn + count * np.arange(rows)[:, None]
+        yield from np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
 
 
 # 97.5 % points of Student's t distribution with 1, 2, ... 30 degrees of freedom.

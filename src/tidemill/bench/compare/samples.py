@@ -105,15 +105,15 @@ class _Measured:
     def _mean(self, name: str, values: Sequence[float]) -> None:
         if values:
             kept = np.asarray(values)
-            draws = [float((kept * w).mean()) for w in block_weights(len(kept), self._rng)]
-            self.figures[name] = Sample([float(kept.mean())], np.array(draws))
+            draws = [kept @ weights for weights in block_weights(len(kept), self._rng)]
+            self.figures[name] = Sample([float(kept.mean())], np.array(draws) / len(kept))
 
     def _rate(self, name: str, value: float, events: Sequence[tuple[float, float]]) -> None:
         """``events``: moments, and what each counts."""
         moments, counts = np.asarray(events, np.float64).reshape(-1, 2).T
         window = (self._window.opened, self._window.closed)
         bins, _ = np.histogram(moments, _BINS, window, weights=counts)
-        draws = [float((bins * w).sum()) for w in block_weights(_BINS, self._rng)]
+        draws = [bins @ weights for weights in block_weights(_BINS, self._rng)]
         self.figures[name] = Sample([value], np.array(draws) / self._window.seconds)
 
 
@@ -128,6 +128,7 @@ def _of_result(result: Result) -> dict[str, Sample]:
     if (resources := result.resources) is not None:
         if resources.memory is not None:
             known["memory"] = float(resources.memory.peak)
+        known["output per core used"] = resources.density.per_core_used
         if resources.density.per_watt:
             known["energy per token"] = 1 / resources.density.per_watt
         if resources.cost is not None:

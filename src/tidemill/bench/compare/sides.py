@@ -34,7 +34,7 @@ def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tup
 
 def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Side]:
     found: dict[str, Side] = {}
-    for result, recording in _runs(text, store):
+    for result, recording in runs(text, store):
         name = result.scenario.name
         if scenario in (None, name):
             side = found.setdefault(name, Side(text, [], []))
@@ -45,7 +45,8 @@ def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Sid
     return found
 
 
-def _runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+def runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+    """All that a user names by ``text``. Raises CompareError, StoreError, OSError."""
     if text.endswith(".json"):
         return [(result, None) for result in _read(Path(text))]
     results = store.results(name=text) or [store.get(text)]

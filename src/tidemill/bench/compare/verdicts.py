@@ -25,6 +25,7 @@ KINDS = {
     **{f"{name} {share}": Kind("seconds", True) for name in LATENCIES for share in SHARES},
     "output rate": Kind("per second", False),
     "output per core": Kind("per second", False),
+    "output per core used": Kind("per second", False),
     "request rate": Kind("per second", False),
     "goodput": Kind("per second", False),
     "SLO attained": Kind("share", False),

@@ -16,12 +16,11 @@ _EFFECTS = ((0.147, "negligible"), (0.33, "small"), (0.474, "medium"), (1.0, "la
 
 def text(comparison: Comparison) -> str:
     """Several lines; what makes the comparison unfair comes first."""
-    rows = [_HEADER, *map(_row, comparison.figures)]
+    rows = [_HEADER, *map(row, comparison.figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{comparison.scenario}: B against A", *_who(comparison)]
     lines += [f"  !! {alarm}" for alarm in comparison.alarms]
-    for row in rows:
-        first, *numbers, verdict, effect = row
+    for first, *numbers, verdict, effect in rows:
         cells = [first.ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=False)]
         cells += [verdict.ljust(widths[-2]), effect]
@@ -37,7 +36,7 @@ def markdown(comparison: Comparison) -> str:
     lines += [f"- {line.strip()}" for line in _who(comparison)]
     lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
     lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
-    lines += [_cells(_row(figure)) for figure in comparison.figures]
+    lines += [_cells(row(figure)) for figure in comparison.figures]
     said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
     return "\n".join([*lines, "", *(f"- {line}" for line in said)])
 
@@ -68,7 +67,8 @@ def _notes(comparison: Comparison) -> list[str]:
     return notes
 
 
-def _row(figure: Figure) -> tuple[str, ...]:
+def row(figure: Figure) -> tuple[str, ...]:
+    """Of the table: name, A, B, change, verdict, effect."""
     name, _, rest = figure.name.partition(" ")
     title = f"{_TITLES[name]} {rest}" if name in _TITLES else figure.name
     return (
