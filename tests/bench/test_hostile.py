@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -90,6 +90,16 @@ def test_a_name_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_that_can_be_none() -> None:
     assert "no machine of that name" in refusal(f"http://{'a' * 70}.invalid/v1")
+
+
+def test_whoever_takes_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_CONNECT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
+        for _ in range(4):  # until its backlog is full
+            each = waiting.enter_context(socket.socket())
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        assert "no connection within 0.2 s" in refusal(f"http://127.0.0.1:{full.getsockname()[1]}")
 
 
 def test_https_of_a_server_that_has_none() -> None:
@@ -263,7 +273,7 @@ def test_one_line_of_megabytes_is_read() -> None:
 def test_an_endpoint_that_turns_bad_ends_the_run_with_its_figures() -> None:
     """Each kind of trouble in turn, after a good beginning."""
     troubles = [
-        b"",
+        http(GOOD, "text/event-stream")[:-5],
         b"garbage",
         http(b"", status="500 Oops"),
         http(b"<html>", "text/html"),

@@ -26,6 +26,9 @@ MAX_ANSWER = 64 << 20
 MAX_HEAD = 1 << 20
 """Bytes of what comes before an answer's body."""
 
+_CONNECT_SECONDS = 30.0
+"""What a connection may take: whoever has none by then is not there, or drowns."""
+
 _TLS_ALERT = b"\x15\x03"  # how a TLS server's refusal begins (RFC 8446, section 5.1)
 
 Failure = Literal["connect", "exhausted", "closed", "timeout", "not_http", "too_large"]
@@ -191,9 +194,10 @@ class Client:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                _Connection, self._host, self._port, ssl=self._ssl
-            )
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    _Connection, self._host, self._port, ssl=self._ssl
+                )
         except (OSError, UnicodeError) as error:  # the latter of names that can be none
             failure: Failure = "connect"
             if isinstance(error, OSError) and error.errno in _EXHAUSTED:
@@ -215,6 +219,8 @@ def _why(error: Exception) -> str:
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return f"it does not speak TLS as it should ({error.reason}); is it http:// instead?"
+    if isinstance(error, TimeoutError):
+        return f"no connection within {_CONNECT_SECONDS:g} s; is it switched on, and reachable?"
     if isinstance(error, ConnectionRefusedError):
         return f"{error}; does the server run?"
     return str(error) or type(error).__name__
