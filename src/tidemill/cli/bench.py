@@ -10,6 +10,7 @@ from tidemill.cli.bench_engines import engines
 from tidemill.cli.bench_report import report
 from tidemill.cli.bench_results import compare, results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
+from tidemill.cli.bench_search import curve, search
 from tidemill.cli.options import threads_option
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def bench(ctx: click.Context) -> None:
 
 
 for _command in (
-    run, list_scenarios, show, engines, results, compare, report, rm, selftest,
+    run, search, curve, list_scenarios, show, engines, results, compare, report, rm, selftest,
 ):  # fmt: skip
     bench.add_command(_command)
 
