@@ -75,7 +75,8 @@ def draw(scenario: Scenario, speed: float, failing: float, rng: random.Random) -
         record = Record(
             index=index, shape=shape.name, due=due, sent=due + rng.expovariate(2000),
             ended=times[-1], times=times, prompt_tokens=prompt, output_tokens=len(times),
-            asked=output, warmup=due < scenario.warmup, verdict="right" if shape.task is not None else None,
+            asked=output, warmup=due < scenario.warmup,
+            verdict="right" if shape.task is not None else None,
         )  # fmt: skip
         if rng.random() < failing:
             record.error, record.detail, record.times = "http_503", "busy, come again", []

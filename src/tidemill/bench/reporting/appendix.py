@@ -222,8 +222,8 @@ def command(result: Result) -> str:
 
 def _options(scenario: Scenario) -> list[str] | None:
     """Those that make it of the scenario of that name; None if none do."""
-    if scenario.name not in known.names():
-        return None
+    if scenario.name not in known.names() or not scenario.shapes:
+        return None  # a file of the user's, or a trace
     base = known.load(scenario.name)
     options = []
     if scenario.shapes != base.shapes:

@@ -5,75 +5,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from tidemill.bench.arrivals import Gamma
 from tidemill.bench.measures import Slo, Summary
+from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words, seconds
 from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
-from tidemill.bench.reporting.runs import Shown, load
-
-MET = 0.99
-"""Share of the requests that must meet the SLO at a rate, for the rate to count as met."""
+from tidemill.bench.reporting.runs import Shown
+from tidemill.bench.search import Aim, bracket, judge
 
 
 @figures.drawn
 def rate_latency(name: str, series: Sequence[Sequence[Shown]]) -> list[Picture]:
     """TTFT and TPOT by the rate of requests, with the highest rate that meets the SLO."""
-    open_loops = [points for points in series if len(points) > 1 and all(map(_is_open, points))]
-    if not open_loops:
-        return []
-    made = (_by_rate(f"{name}_rate-{which}", which, open_loops) for which in ("ttft", "tpot"))
+    made = (_by_rate(f"{name}_rate-{which}", which, series) for which in ("ttft", "tpot"))
     return [picture for picture in made if picture is not None]
 
 
-def _is_open(point: Shown) -> bool:
-    return isinstance(point.result.scenario.load, Gamma)
-
-
 def highest_rate(points: Sequence[Shown]) -> float | None:
-    """The highest rate of a series that meets the SLO, as do all lower ones; None if none does, or
-    there is no SLO."""
-    found = None
-    for point in sorted(points, key=load):
-        summary = point.result.summary
-        if summary is None or summary.invalid or (summary.attained or 0) < MET:
-            break
-        found = load(point)
-    return found
+    """The highest rate of a series that meets the SLO, as do all lower ones, by the rules of
+    ``bench search``; None if none does. Without recordings nothing can be said of a rate."""
+    trials: dict[float, list[Recording]] = {}
+    slo = points[0].result.slo
+    for point in points:
+        if isinstance(point.result.scenario.load, Gamma) and point.recording is not None:
+            trials.setdefault(point.result.scenario.load.rate, []).append(point.recording)
+    if slo is None:
+        return None
+    met, _ = bracket([judge(rate, trials[rate], Aim(slo)) for rate in sorted(trials)])
+    return None if met is None else met.rate
 
 
 def _by_rate(name: str, which: str, series: Sequence[Sequence[Shown]]) -> Picture | None:
     figure = figures.new()
     axis = figure.subplots()
-    lines, labels, said, heights = [], [], [], []
+    lines: list[Line2D] = []
+    labels: list[str] = []
+    said: list[str] = []
+    heights: list[float] = []
     for points in series:
-        drawn = [
-            (load(point), summary.latency[which])
-            for point in points
-            if (summary := point.result.summary) is not None and which in summary.latency
-        ]
-        if not drawn:
+        drawn = _longest(points, which)
+        if len(drawn) < 2:
             continue
-        first = points[0]
-        rates = [rate for rate, _ in drawn]
-        p50, p99 = ([found[share].value for _, found in drawn] for share in ("p50", "p99"))
-        look = first.look
+        label, look = points[0].label, points[0].look
+        rates = list(drawn)
+        p50, p99 = (
+            [summary.latency[which][share].value for summary in drawn.values()]
+            for share in ("p50", "p99")
+        )
         axis.fill_between(rates, p50, p99, color=look.colour, alpha=0.12, linewidth=0)
         axis.plot(rates, p50, color=look.colour, linewidth=1, linestyle=look.dash)
         lines += axis.plot(
             rates, p99, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5
         )
-        labels.append(first.label)
+        labels.append(label)
         heights += [*p50, *p99]
-        best = highest_rate(points)
-        if best is not None and best in rates:
-            _mark_best(axis, best, p99[rates.index(best)], look.colour)
         told = ", ".join(
-            f"{rate:g}/s {seconds(value)}" for rate, value in zip(rates, p99, strict=True)
+            f"{rate:.3g}/s {seconds(value)}" for rate, value in zip(rates, p99, strict=True)
         )
-        met = "no rate meets the SLO" if best is None else f"the SLO is met up to {best:g}/s"
-        said.append(f"{first.label} at p99: {told}; {met}")
+        said.append(f"{label} at p99: {told}")
+        best = highest_rate(points)
+        if best is not None and best in drawn:
+            _mark_best(axis, best, p99[rates.index(best)], look.colour)
+            said.append(f"{label} meets the SLO up to {best:.3g}/s")
     if not lines:
         return None
     limits = {getattr(slo, which) for one in series for slo in _slos(one)} - {None}
@@ -85,15 +81,30 @@ def _by_rate(name: str, which: str, series: Sequence[Sequence[Shown]]) -> Pictur
         )  # fmt: skip
     figures.in_seconds(axis, "y", min([*heights, *limits]), max([*heights, *limits]))
     axis.set_xlim(left=0)
-    axis.set_xlabel("requests/s asked")
+    axis.set_xlabel("requests/s (asked; of closed loops: answered)")
     axis.set_ylabel(f"{which.upper()}, p50 to p99")
     figures.legend(figure, lines, labels)
     return figures.finished(
         figure, name,
         f"{which.upper()} by rate: p50 (thin) to p99 (with markers); a ring is the highest rate "
-        f"at which {MET:.0%} of the requests meet the SLO",
+        "that meets the SLO",
         f"{which.upper()} by the rate of requests. {'. '.join(said)}.",
     )  # fmt: skip
+
+
+def _longest(points: Sequence[Shown], which: str) -> dict[float, Summary]:
+    """By rate, ascending, what was measured; where a search tried one more than once, the longest
+    time. Of a closed loop, whose load is no rate, that of its answers."""
+    found: dict[float, Summary] = {}
+    for point in points:
+        summary = point.result.summary
+        if summary is None or which not in summary.latency:
+            continue
+        load = point.result.scenario.load
+        rate = load.rate if isinstance(load, Gamma) else summary.request_rate
+        if rate not in found or summary.seconds > found[rate].seconds:
+            found[rate] = summary
+    return dict(sorted(found.items()))
 
 
 def _slos(points: Sequence[Shown]) -> list[Slo]:
@@ -106,7 +117,7 @@ def _mark_best(axis: Axes, rate: float, height: float, colour: str) -> None:
         markeredgecolor=colour, markeredgewidth=1.8,
     )  # fmt: skip
     axis.annotate(
-        f"{rate:g}/s", (rate, height), xytext=(0, 10), textcoords="offset points", ha="center",
+        f"{rate:.3g}/s", (rate, height), xytext=(0, 10), textcoords="offset points", ha="center",
         fontsize=8.5, color=colour,
     )  # fmt: skip
 
@@ -131,7 +142,9 @@ def pareto(name: str, shown: Sequence[Shown]) -> Picture | None:
         [x for x, _ in front], [y for _, y in front], color=figures.MUTED, linewidth=5, alpha=0.3,
         solid_joinstyle="round", zorder=1,
     )  # fmt: skip
-    handles, labels, said = [], [], []
+    handles: list[Line2D] = []
+    labels: list[str] = []
+    said: list[str] = []
     several = len(points) > len({one.label for one, _, _ in points})
     for one, x, y in points:
         look = one.look

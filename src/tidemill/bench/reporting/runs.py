@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
@@ -68,11 +69,12 @@ def group(runs: Sequence[Measurement]) -> list[Group]:
     found = []
     for scenario in sorted({one.result.scenario.name for one in shown}):
         ours = [one for one in shown if one.result.scenario.name == scenario]
-        curves = dict.fromkeys(_curve(one) for one in ours if one.result.series)
+        times = Counter(_curve(one) for one in ours)
+        curves = [curve for curve, count in times.items() if curve[0] and count > 1]
         found.append(
             Group(
                 scenario,
-                tuple(one for one in ours if not one.result.series),
+                tuple(one for one in ours if _curve(one) not in curves),
                 tuple(
                     tuple(sorted((one for one in ours if _curve(one) == curve), key=load))
                     for curve in curves

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Patch
 
@@ -14,18 +13,20 @@ from tidemill.bench.reporting.runs import Shown
 from tidemill.bench.starts import medians
 
 PHASES = {
+    "mapped": "until the model is mapped",
     "listening": "until its port answers",
     "ready": "until it is ready",
     "first_token": "until the first token",
 }
-_STRENGTHS = (0.3, 0.6, 1.0)
-"""Of a bar's colour, which is the engine's, by phase."""
+_STRENGTHS = {"mapped": 0.2, "listening": 0.4, "ready": 0.65, "first_token": 1.0}
+"""Of a bar's colour, which is the engine's."""
 
 
-def phases(middle: dict[str, float]) -> list[float]:
-    """Seconds of each phase, from the seconds since the start at which it ended."""
-    ends = [0.0, *(middle[name] for name in PHASES)]
-    return [max(0.0, after - before) for before, after in itertools.pairwise(ends)]
+def phases(middle: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of each phase, in the order in which they end, from when that was since the start."""
+    ends = sorted((middle[name], i, name) for i, name in enumerate(PHASES) if name in middle)
+    starts = [0.0, *(end for end, _, _ in ends)]
+    return {name: end - start for (end, _, name), start in zip(ends, starts, strict=False)}
 
 
 @figures.drawn
@@ -46,10 +47,10 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
     for row, (one, cold, middle) in enumerate(rows):
         left = 0.0
         lengths = phases(middle)
-        for length, strength in zip(lengths, _STRENGTHS, strict=True):
+        for phase, length in lengths.items():
             axis.barh(
-                row, length, left=left, height=0.62, color=one.look.colour, alpha=strength,
-                linewidth=0,
+                row, length, left=left, height=0.62, color=one.look.colour, linewidth=0,
+                alpha=_STRENGTHS[phase],
             )  # fmt: skip
             left += length
         singles = [start.first_token for start in one.result.starts if start.cold == cold]
@@ -61,10 +62,7 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
             seconds(left), (max([left, *singles]), row), xytext=(6, 0),
             textcoords="offset points", va="center", color=figures.INK,
         )  # fmt: skip
-        parts = ", ".join(
-            f"{seconds(length)} {words}"
-            for length, words in zip(lengths, PHASES.values(), strict=True)
-        )
+        parts = ", ".join(f"{seconds(n)} {PHASES[phase]}" for phase, n in lengths.items())
         said.append(f"{one.title} {'cold' if cold else 'warm'}: {seconds(left)} ({parts})")
     axis.set_yticks(
         range(len(rows)), [f"{one.title}, {'cold' if cold else 'warm'}" for one, cold, _ in rows]
@@ -73,8 +71,9 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
     axis.set_xlim(0, 1.18 * axis.get_xlim()[1])
     axis.set_xlabel("seconds since the process was started")
     axis.grid(axis="y", visible=False)
-    handles = [Patch(color=figures.MUTED, alpha=a, linewidth=0) for a in _STRENGTHS]
-    figures.legend(figure, handles, list(PHASES.values()))
+    known = [phase for phase in PHASES if any(phase in middle for _, _, middle in rows)]
+    handles = [Patch(color=figures.MUTED, alpha=_STRENGTHS[phase], linewidth=0) for phase in known]
+    figures.legend(figure, handles, [PHASES[phase] for phase in known])
     return figures.finished(
         figure, name, "From the start to the first token: median by phase; dots are single starts",
         f"Seconds from the start of the process to the first token. {'; '.join(said)}.",

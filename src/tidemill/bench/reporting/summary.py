@@ -192,14 +192,14 @@ def _curves(group: Group) -> Iterator[str]:
     if kept:
         (most, first), *rest = kept
         others = "".join(
-            f", {words.ratio(most / rate)} the {rate:g} of {one.label}" for rate, one in rest
+            f", {words.ratio(most / rate)} the {rate:.3g} of {one.label}" for rate, one in rest
         )
         yield (
             f"On {group.scenario}, within the limits {first.result.slo}, {first.label} answers "
-            f"{most:g} requests/s{others} (of the rates that were tried)."
+            f"{most:.3g} requests/s{others} (of the rates that were tried)."
         )
     for rate, one in best:
-        if rate is None and one.result.slo is not None:
+        if rate is None and one.result.slo is not None and one.recording is not None:
             yield (
                 f"On {group.scenario} {one.label} kept the limits {one.result.slo} at no rate "
                 "that was tried."

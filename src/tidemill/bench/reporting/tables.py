@@ -187,12 +187,16 @@ def starts(runs: Sequence[Shown]) -> Table | None:
             middle = medians(of_kind, cold=cold)
             if not middle:
                 continue
+            lengths = phases(middle)
             totals = [start.first_token for start in of_kind]
             rows.append(
                 (
                     Cell(f"{one.title}, {'cold' if cold else 'warm'}"),
                     Cell(str(len(of_kind))),
-                    *(Cell(seconds(length)) for length in phases(middle)),
+                    *(
+                        Cell(seconds(lengths[name]) if name in lengths else words.NONE)
+                        for name in PHASES
+                    ),
                     Cell(seconds(statistics.median(totals))),
                     Cell(f"{seconds(min(totals))} to {seconds(max(totals))}"),
                     Cell(seconds(middle["second"])),
