@@ -47,6 +47,7 @@ _SAMPLES = 100
 _MOST_HALVINGS = 6
 _BASELINE_SECONDS = 3.0
 _LEAST_SECONDS = 5.0
+_LEAST_REQUESTS = 10
 
 Measure = Callable[[Closed | Gamma, float, float], Recording]
 """A run: load, seconds of the window, seconds of warm-up. No two may have the same prompts, which
@@ -80,11 +81,12 @@ class Aim(msgspec.Struct, frozen=True):
 
     def seconds(self, rate: float, each: float) -> float:
         """Of the first trial of a rate, where a request takes ``each`` seconds. If none misses the
-        SLO it makes sure of that, where ``trial`` allows for so many."""
+        SLO it makes sure of that, where ``trial`` allows for so many. A few there must be."""
         enough = 1.1 * _Z**2 * self.attain / (1 - self.attain)
         if not self.bounds_waiting:
             enough = max(enough, 2 * _SEEN)
-        return min(self.trial, max(_LEAST_SECONDS, 10 * each, enough / rate))
+        most = max(self.trial, _LEAST_REQUESTS / rate)
+        return min(most, max(_LEAST_SECONDS, 10 * each, enough / rate))
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
