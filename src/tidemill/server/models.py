@@ -247,17 +247,18 @@ class Models:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def has(self, name: str) -> bool:
+        """Whether a model is served by that name."""
+        return name in self._names
+
     def entry(self, name: str) -> Entry:
         """Raises ApiError 404 for a name that is not served."""
         known = self._names.get(name)
         if known is None:
-            there_is = ", ".join(self._entries) or "none"
             raise ApiError(
-                404,
-                f"the model {name!r} is not served here; there is {there_is}",
-                param="model",
+                404, f"the model {name!r} is not served here", param="model",
                 code="model_not_found",
-            )
+            )  # fmt: skip
         return self._entries[known]
 
     @property

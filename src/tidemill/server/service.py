@@ -49,7 +49,7 @@ class Service:
     async def model(self, name: str, tenant: Tenant) -> AsyncIterator[LoadedModel]:
         """The model of that name, kept loaded meanwhile. Raises ApiError 403 or 404,
         ModelUnavailable."""
-        self.check(name, tenant)
+        self.entry(name, tenant)
         with (await self.models.get(name)).in_use() as loaded:
             yield loaded
 
@@ -57,14 +57,22 @@ class Service:
         """The models that this tenant may use."""
         return [entry for entry in self.models if tenant.may_use(entry.config.name)]
 
-    def check(self, name: str, tenant: Tenant) -> None:
-        """Raises ApiError 403 or 404 for a model that this tenant cannot use."""
+    def entry(self, name: str, tenant: Tenant) -> Entry:
+        """The model of that name. Raises ApiError 403 if it is not for this tenant, 404 with what
+        is if there is none."""
+        if not self.models.has(name):
+            there_is = ", ".join(entry.config.name for entry in self.visible(tenant)) or "none"
+            raise ApiError(
+                404, f"model {name[:200]!r} not found; there is {there_is}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
         entry = self.models.entry(name)
         if not tenant.may_use(entry.config.name):
             raise ApiError(
                 403, f"this key is not for the model {name!r}", param="model",
                 code="model_not_allowed", kind="permission_error",
             )  # fmt: skip
+        return entry
 
     @asynccontextmanager
     async def generations(

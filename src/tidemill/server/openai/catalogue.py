@@ -42,8 +42,7 @@ async def list_models(service: Service, exchange: Exchange) -> None:
 
 async def get_model(service: Service, exchange: Exchange) -> None:
     name = exchange.scope["path_params"]["model"]
-    service.check(name, exchange.tenant)
-    await exchange.json(_describe(service.models.entry(name), name))
+    await exchange.json(_describe(service.entry(name, exchange.tenant), name))
 
 
 async def tokenize(service: Service, exchange: Exchange) -> None:
