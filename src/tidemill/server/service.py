@@ -17,10 +17,11 @@ from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange
 from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
-from tidemill.server.models import Entry, Generation, LoadedModel, Models
+from tidemill.server.models import Entry, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
 from tidemill.server.tracing import Tracing
 

@@ -14,8 +14,9 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import ApiError, renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange, encode
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.ollama.catalogue import served, timestamp
 from tidemill.server.ollama.errors import error_body
 from tidemill.server.ollama.keeping import keep_alive, unload

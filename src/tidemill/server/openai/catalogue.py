@@ -55,7 +55,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         def ids() -> list[int]:
             if request.messages is None:
                 text = request.prompt or ""
-                return tokenizer.encode(text, add_special=request.add_special_tokens)
+                return prompting.encode(text, add_special=request.add_special_tokens)
             prompt = prompting.chat(
                 request.messages,
                 request.tools,
