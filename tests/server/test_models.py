@@ -173,6 +173,23 @@ def test_who_waits_for_a_model_that_is_removed_is_told() -> None:
     run(main())
 
 
+def test_what_is_being_loaded_is_unloaded_once_it_has_been() -> None:
+    async def main() -> None:
+        models = Workshop()
+        models.gate.clear()
+        asked = asyncio.ensure_future(models.get("m"))
+        await settle()
+        unloading = asyncio.ensure_future(models.unload("m"))
+        await settle()
+        assert not unloading.done()
+        models.gate.set()
+        await asyncio.gather(asked, unloading)
+        assert models.running() == models.served() == []
+        assert len(models.made) == 1
+
+    run(main())
+
+
 @pytest.mark.parametrize("max_loaded", [1, 2])
 def test_no_more_are_loaded_than_may_be_however_many_come_at_once(max_loaded: int) -> None:
     async def main() -> None:

@@ -211,8 +211,11 @@ class Models:
                 await self.get(entry.config.name)
 
     async def unload(self, name: str) -> None:
-        """Free the model's memory once its requests have ended; new ones load it anew."""
+        """Free the model's memory once its requests have ended; new ones load it anew. One that is
+        being loaded is unloaded when it has been."""
         entry = self.entry(name)
+        if entry.model is None and entry.loading is not None:
+            await asyncio.wait({entry.loading})
         model, entry.model = entry.model, None
         entry.unloaded, entry.keep_alive = True, None
         if model is not None:
