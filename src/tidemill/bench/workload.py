@@ -191,8 +191,8 @@ class Size(msgspec.Struct, frozen=True, array_like=True):
 class Workload(msgspec.Struct, frozen=True):
     """A mix of shapes. The prompts of two seeds have nothing in common.
 
-    If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request i has the
-    (i - 1)th of them, as request 0 is the one that comes before all others (``run.py``).
+    If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request
+    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``).
     """
 
     shapes: tuple[Shape, ...]
