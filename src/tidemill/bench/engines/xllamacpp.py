@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tidemill.bench.engines.base import MODEL_NAME, Launch, Module
 
-_SERVER = Path(__file__).with_name("xllamacpp_server.py")
+_SERVER = Path(__file__).parent / "standalone/xllamacpp_server.py"
 
 
 class Xllamacpp(Module):
