@@ -470,7 +470,7 @@ def test_what_nobody_has_thought_of_ends_it_and_nothing_else(
         assert tier.fetch(names).take() is None
         before = tier_of(llm)
         answer(llm, other)
-        assert tier_of(llm).dropped - before.dropped == FULL // 16 + 1
+        assert tier_of(llm).dropped - before.dropped >= FULL // 16
         assert (tier_of(llm).written, tier_of(llm).blocks) == (before.written, 0)
     told = [record for record in caplog.records if "no longer kept" in record.message]
     assert len(told) == len(caplog.records) == 1

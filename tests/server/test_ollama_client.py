@@ -67,7 +67,7 @@ def test_a_chat_is_that_of_the_openai_api(
 
 def test_a_chat_in_lines_is_the_whole_in_pieces(client: ollama.Client, expected: str) -> None:
     *parts, last = client.chat("tiny", MESSAGES, options=GREEDY, stream=True)
-    assert len(parts) > 1
+    assert parts  # one, if the reader was slower than the model
     assert "".join(part.message.content or "" for part in parts) == expected
     assert not any(part.done for part in parts)
     assert all(part.eval_count is None for part in parts)

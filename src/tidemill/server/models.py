@@ -116,6 +116,8 @@ class Entry:
         self.created = int(time.time())
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[LoadedModel] | None = None
+        self.awaited = 0
+        """How many wait for it to be loaded."""
         self.deaths = 0
         self.unloaded = False
         """On purpose: it is loaded again when it is asked for."""
@@ -196,7 +198,11 @@ class Models:
             if entry.model is not None:
                 return entry.model
             loading = self._load(entry)
-            await asyncio.wait({loading})
+            entry.awaited += 1
+            try:
+                await asyncio.wait({loading})
+            finally:
+                entry.awaited -= 1
             if loading.cancelled():  # it was removed, or the server ends
                 entry = self.entry(name)
             else:
@@ -367,6 +373,9 @@ class Models:
                     "are pinned"
                 )
             oldest = min(candidates, key=_in_use)
+            if oldest.awaited and oldest.loading is None:
+                await asyncio.sleep(0)  # it has just been loaded, and they are about to use it
+                continue
             log.info("unloading %s to make room for another", oldest.config.name)
             await self.unload(oldest.config.name)
 

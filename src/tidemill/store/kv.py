@@ -78,6 +78,8 @@ class KVFile:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
         self._checksums: dict[bytes, int] = {}
         self._writes = 0
+        self._n_slots = 0
+        self._free: list[int] = []
         with contextlib.ExitStack() as opened:
             self._index = _open_own(folder / "index")
             opened.callback(os.close, self._index)
