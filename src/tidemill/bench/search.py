@@ -55,8 +55,8 @@ _LIVES = 100
 
 
 Measure = Callable[[Closed | Gamma, float, float, float], Recording]
-"""A run: load, seconds of the window, seconds of warm-up, most seconds of a request. No two may have
-the same prompts, which an endpoint could have in its cache."""
+"""A run: load, seconds of the window, seconds of warm-up, most seconds of a request. No two may
+have the same prompts, which an endpoint could have in its cache."""
 
 Limit = Literal["endpoint", "load generator"]
 """Who it is that misses."""
