@@ -243,8 +243,9 @@ class Store:
             except ImportError:
                 raise MissingDuckDB from None
             # One thread, as what is measured may be running beside; and nothing is downloaded.
-            settings = {"threads": "1", "autoinstall_known_extensions": "false"}
-            self._connection = duckdb.connect(config=settings)
+            self._connection = duckdb.connect(
+                config={"threads": 1, "autoinstall_known_extensions": False}
+            )
         return self._connection
 
 
