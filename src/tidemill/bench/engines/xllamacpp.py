@@ -17,6 +17,7 @@ class Xllamacpp(Module):
     package = "xllamacpp"
     install = "`pip install xllamacpp`"
     takes = ("GGUF file",)
+    proof = "tested with the engine"
 
     def command(self, launch: Launch, port: int) -> list[str]:
         return [
