@@ -9,8 +9,9 @@ import random
 import pytest
 
 from simulate.linear import Linear, spec
-from tidemill.bench.arrivals import Closed, Gamma, Trace
-from tidemill.bench.scenario import Scenario, Starts, load
+from tidemill.bench.arrivals import Closed, Gamma
+from tidemill.bench.scenario import Scenario, Starts, load, prepare
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Fixed, Shape, Uniform, Workload
 from tidemill.simulate.cluster import Cluster
 from tidemill.simulate.figures import Tally
@@ -30,7 +31,7 @@ def scenario(load_, *shapes: Shape, **changes) -> Scenario:
 def played(asked: Scenario, specs=(FAST,), *, seed: int = 0, **options):
     """The jobs that ended, in that order, the tally and the cluster."""
     tally = Tally([shape.name for shape in asked.shapes], exact=True)
-    traffic = Traffic(asked, seed, tally, keep_times=True, **options)
+    traffic = Traffic(prepare(asked, seed), seed, tally, keep_times=True, **options)
     ended = []
 
     def on_end(job) -> None:
@@ -68,9 +69,19 @@ def test_arrivals_are_the_benchs() -> None:
     assert [job.counted for job in jobs] == [at >= start + 2.0 for at in due]
 
 
-def test_a_trace_is_replayed() -> None:
-    ended, _, _ = played(scenario(Trace((5.0, 6.0, 6.0, 9.0), speed=2.0)))
-    assert [job.due - ended[0].ended for job in ended[1:]] == pytest.approx([0, 0.5, 0.5, 2])
+def test_a_trace_is_replayed(tmp_path) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "timestamp,input_tokens,output_tokens,prefix_group,prefix_tokens\n"
+        "5,100,7,a,64\n6,90,8,a,64\n6,80,9,,0\n9,70,10,a,64\n"
+    )
+    asked = scenario(TraceFile(str(file), speed=2.0), seconds=1e6, warmup=0.0)
+    ended, _, _ = played(asked)
+    jobs = sorted(ended[1:], key=lambda job: job.conversation)
+    assert [job.due - ended[0].ended for job in jobs] == pytest.approx([0, 0.5, 0.5, 2])
+    assert [job.prompt_tokens for job in jobs] == [100, 90, 80, 70]
+    assert [job.output_tokens for job in jobs] == [7, 8, 9, 10]
+    assert [job.cached_tokens for job in jobs] == [64, 64, 0, 64]  # the probe began like them
 
 
 def test_a_closed_loop_keeps_as_many_under_way() -> None:
@@ -170,9 +181,9 @@ def test_profiles_that_cannot_be(points, period, message: str) -> None:
 def test_what_cannot_be_simulated_is_said() -> None:
     tally = Tally(["one"], exact=True)
     with pytest.raises(ValueError, match="measures starts"):
-        Traffic(scenario(Starts()), 0, tally)
+        Traffic(prepare(scenario(Starts())), 0, tally)
     with pytest.raises(ValueError, match="only a rate"):
-        Traffic(scenario(Closed(1)), 0, tally, profile=Profile(((0.0, 1.0),)))
+        Traffic(prepare(scenario(Closed(1))), 0, tally, profile=Profile(((0.0, 1.0),)))
 
 
 def test_lengths_vary_and_seeds_matter() -> None:

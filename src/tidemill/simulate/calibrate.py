@@ -196,7 +196,11 @@ def _operation_times(runner: CpuRunner, repeats: int) -> list[OpTimes]:
         *((1, 1, past, new) for new, past in _OP_PROMPTS),
     ):
         blocks = -(-(past + new) // kv.block_size)
-        if n * blocks > kv.n_blocks or n * new > runner.max_batch_tokens:
+        if (
+            n * blocks > kv.n_blocks
+            or n * new > runner.max_batch_tokens
+            or n > runner.max_logit_rows
+        ):
             continue
         batch = uniform_batch(np.ones(n * new, np.int32), n, past, kv.block_size, blocks)
         runner.forward(batch)

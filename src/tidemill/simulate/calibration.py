@@ -39,11 +39,7 @@ class CalibrationError(ValueError):
     """A calibration is not there, or its file is not sound; says which, where, what to do."""
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class Machine(_Strict):
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``features``: instruction sets that count for speed."""
 
     cpu: Text
@@ -53,7 +49,7 @@ class Machine(_Strict):
     features: list[Text] = []
 
 
-class Limits(_Strict):
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measured: bytes per second of a streaming read, and products (multiply-adds) per second of
     each weight type's bare arithmetic."""
 
@@ -61,7 +57,7 @@ class Limits(_Strict):
     products_per_second: dict[str, Positive]
 
 
-class EngineLimits(_Strict):
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """As ``EngineConfig``, with the KV cache that the engine had."""
 
     max_context: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
@@ -73,7 +69,7 @@ class EngineLimits(_Strict):
     kv_dtype: Text
 
 
-class Point(_Strict):
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kind of step: ``seconds`` is the median of ``repeats``, ``spread`` half the distance
     between their quartiles as a share of it. ``held_out``: it was not fitted."""
 
@@ -95,7 +91,7 @@ class Point(_Strict):
         return Observation(work, self.seconds)
 
 
-class Costs(_Strict):
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fit: knots [n, seconds] of both curves, from 0 on, seconds per token attended to."""
 
     tokens: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
@@ -129,7 +125,7 @@ class Costs(_Strict):
                 raise ValueError("more tokens or rows never take less time")
 
 
-class Served(_Strict):
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the server adds, in seconds: before a request's first step, to each step, and to each
     token that it sends. ``spread``: of the requests', as of a Point."""
 
@@ -139,7 +135,7 @@ class Served(_Strict):
     spread: Share
 
 
-class OpTimes(_Strict):
+class OpTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds of each kind of operation over all layers of one step."""
 
     prompt_tokens: Count
@@ -148,14 +144,14 @@ class OpTimes(_Strict):
     ops: dict[str, Seconds]
 
 
-class Noise(_Strict):
+class Noise(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The spread of the repeats of one kind of step, over the kinds. No error can be below it."""
 
     median: Share
     p95: Share
 
 
-class Fit(_Strict):
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``error``: of the kinds of steps that were not fitted."""
 
     costs: Costs
@@ -184,7 +180,7 @@ def fit_points(points: Sequence[Point], seed: int = 0) -> tuple[list[Point], Fit
     )
 
 
-class Calibration(_Strict, kw_only=True):
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``weights``: types of the model's matrices. ``fit`` is of ``points``; ``served`` what the
     server adds, if that was measured; ``ops``: where the time of some steps goes."""
 

@@ -49,7 +49,7 @@ class PretendingRunner:
         self._runner = runner
         self._nothing = np.zeros((runner.max_logit_rows, runner.vocab_size), np.float32)
         self.computing = False
-        self.work: StepWork | None = None
+        self._work: StepWork | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -57,8 +57,14 @@ class PretendingRunner:
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         if not self.computing:
             return self._nothing[: len(batch.logit_rows)]
-        self.work = work_of(batch)
+        self._work = work_of(batch)
         return self._runner.forward(batch)
+
+    def take_work(self) -> StepWork:
+        """Of the step that has just been computed."""
+        work, self._work = self._work, None
+        assert work is not None, "the engine had nothing to compute"
+        return work
 
 
 def work_of(batch: Batch) -> StepWork:
@@ -140,13 +146,10 @@ class StepMeter:
         return result
 
     def _step(self) -> tuple[StepWork, float]:
-        self._runner.work = None
         started = self._clock()
         self._engine.step(0.0)
         seconds = self._clock() - started
-        work = self._runner.work
-        assert work is not None, "the engine had nothing to compute"
-        return work, seconds
+        return self._runner.take_work(), seconds
 
     def _add(self, length: int, growth: int) -> str:
         name = str(next(self._ids))

@@ -39,21 +39,17 @@ class HardwareError(ValueError):
     """A profile does not fit the schema, or is not there; says which file, where, what to do."""
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
+_Read = TypeVar("_Read", bound=msgspec.Struct)
 
 
-_Read = TypeVar("_Read", bound=_Strict)
-
-
-class Source(_Strict):
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A public document, and the day it was read."""
 
     url: str
     looked_up: datetime.date
 
 
-class Figure(_Strict):
+class Figure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number and where it is from. "data sheet": the maker's, as ``source`` has it. "derived":
     computed from what ``source`` states, as ``note`` says. "measured": here, as ``note`` says.
     "assumption": not stated anywhere, ``note`` says why it is thought so, ``source`` what supports
@@ -65,7 +61,7 @@ class Figure(_Strict):
     note: str = ""
 
 
-class Link(_Strict):
+class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Between the devices of one machine. ``bandwidth``: bytes per second of a device in one
     direction; ``latency``: seconds until the first byte; ``devices``: how many are joined."""
 
@@ -74,14 +70,14 @@ class Link(_Strict):
     devices: int
 
 
-class Price(_Strict):
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of a device for an hour."""
 
     hour: Figure
     currency: str
 
 
-class Efficiency(_Strict):
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What of the figures is reached: shares of ``bandwidth``, of ``flops`` in products and in the
     attention of prompts."""
 
@@ -90,7 +86,7 @@ class Efficiency(_Strict):
     attention: Figure
 
 
-class Hardware(_Strict):
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device: an accelerator, or a machine whose CPU computes.
 
     ``memory``: bytes. ``bandwidth``: bytes per second of that memory. ``flops``: operations per
@@ -133,7 +129,7 @@ class Hardware(_Strict):
         return found
 
 
-class KindAssumptions(_Strict):
+class KindAssumptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of all hardware of a kind and the engines that run on it.
 
     ``usable_memory``: share of the memory that weights and KV cache may take. ``step``: seconds
@@ -155,7 +151,7 @@ class KindAssumptions(_Strict):
         }  # fmt: skip
 
 
-class Assumptions(_Strict):
+class Assumptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: dict[str, Source]
     gpu: KindAssumptions
     cpu: KindAssumptions

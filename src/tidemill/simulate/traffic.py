@@ -16,8 +16,8 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.run import PAUSE_AFTER_ERROR
-from tidemill.bench.scenario import Scenario, Starts
-from tidemill.bench.workload import Sizes, Workload
+from tidemill.bench.scenario import Prepared, Starts
+from tidemill.bench.workload import PromptSizes
 from tidemill.records import dataclass
 from tidemill.simulate.cluster import Cluster
 from tidemill.simulate.figures import Tally
@@ -113,19 +113,19 @@ class Traffic:
     """
 
     def __init__(
-        self, scenario: Scenario, seed: int, tally: Tally, *, template: Template | None = None,
+        self, prepared: Prepared, seed: int, tally: Tally, *, template: Template | None = None,
         profile: Profile | None = None, keep_times: bool = False, probe: bool = True,
     ) -> None:  # fmt: skip
-        load = scenario.load
+        scenario, load = prepared.scenario, prepared.load
         if isinstance(load, Starts):
             raise ValueError(f"{scenario.name} measures starts, which are not simulated")
         if profile is not None and not isinstance(load, Gamma):
             raise ValueError(f"{scenario.name}: only a rate can follow a profile")
         self._scenario = scenario
         self._load = load
-        self._workload = Workload(scenario.shapes, seed)
+        self._workload = prepared.workload
         self._seed = seed
-        self._shapes = {shape.name: i for i, shape in enumerate(scenario.shapes)}
+        self._shapes = {shape.name: i for i, shape in enumerate(self._workload.shapes)}
         self._tally = tally
         plain = scenario.api == "completions"
         self._template = Template() if plain or template is None else template
@@ -229,12 +229,12 @@ class Traffic:
         job.counted = self._tally.opened <= due < self._closing
         return job
 
-    def _shared(self, sizes: Sizes) -> int:
+    def _shared(self, sizes: PromptSizes) -> int:
         """Tokens that a prompt begins with and has in common with others."""
-        template, shape = self._template, sizes.shape
-        if sizes.beginning and shape.system:
-            return template.before_system + shape.prefix + template.after_system
-        return template.before + (shape.prefix if sizes.beginning else 0)
+        template = self._template
+        if sizes.beginning and sizes.shape.system:
+            return template.before_system + sizes.prefix + template.after_system
+        return template.before + sizes.prefix
 
     def _expire(self) -> None:
         """Give up what has taken too long; come again when the next may have."""
@@ -291,7 +291,7 @@ class Traffic:
                 self._tally.close(now)
 
 
-def task_tokens(sizes: Sizes) -> int:
+def task_tokens(sizes: PromptSizes) -> int:
     """Of a task in a prompt, its tools' descriptions included; about."""
     task = sizes.shape.task
     if task is None:
