@@ -25,7 +25,7 @@ from tidemill.bench import targets
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Summary
 from tidemill.bench.result import Settings, measure
-from tidemill.bench.scenario import Scenario
+from tidemill.bench.scenario import Scenario, prepare
 from tidemill.bench.workload import LogNormal, Shape, Uniform
 from tidemill.llm.loading import open_model
 from tidemill.simulate import calibration as files
@@ -115,7 +115,7 @@ def main() -> None:
     for n in range(arguments.rounds):
         for scenario in chosen:
             print(f"round {n + 1}: {scenario.name}", file=sys.stderr, flush=True)
-            result = measure(scenario, target, settings, say=lambda _: None)
+            result = measure(scenario, target, settings, say=lambda _: None).result
             assert result.summary is not None
             measured[scenario.name].append(result.summary)
     print("| scenario | figure | predicted | measured (median) | runs | error | limit | |")
@@ -123,7 +123,7 @@ def main() -> None:
     worst: dict[str, float] = {}
     kept = {}
     for scenario in chosen:
-        spec = benched(files.calibrated(calibration), scenario)
+        spec = benched(files.calibrated(calibration), prepare(scenario))
         predicted = predict(scenario, Deployment((spec,), template=template), processes=1)
         lines, errors = rows(scenario, predicted, measured[scenario.name])
         print("\n".join(lines))

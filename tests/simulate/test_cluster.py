@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import accumulate
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -99,21 +100,22 @@ def test_requests_wait_in_the_front_end_one_after_the_other() -> None:
 
 
 def test_one_place_is_the_queue_of_the_formula() -> None:
-    """M/D/1: one server, Poisson arrivals, all requests alike. A mean wait of
-    rho / (2 (1 - rho)) service times (Pollaczek and Khinchine)."""
+    """M/D/1: one server, Poisson arrivals, all requests alike. Each waits for what is left of those
+    before it (Lindley), on average rho / (2 (1 - rho)) service times (Pollaczek and Khinchine)."""
     single = spec(max_sequences=1, n_blocks=512, max_context=512)
     (alone,) = played([job(0, 0.0)], [single])[1]
     service = alone.ended
     for utilisation in (0.3, 0.6):
         rng = random.Random(11)
-        at, jobs = 0.0, []
-        for number in range(6000):
-            at += rng.expovariate(utilisation / service)
-            jobs.append(job(number, at))
-        _, ended = played(jobs, [single])
+        gaps = [rng.expovariate(utilisation / service) for _ in range(4000)]
+        _, ended = played([job(i, at) for i, at in enumerate(accumulate(gaps))], [single])
         waits = [one.ended - one.due - service for one in ended]
+        left = 0.0
+        for gap, wait in zip(gaps, waits, strict=True):
+            assert wait == pytest.approx(max(0.0, left - gap), abs=1e-6)
+            left = max(0.0, left - gap) + service
         expected = service * utilisation / (2 * (1 - utilisation))
-        assert sum(waits) / len(waits) == pytest.approx(expected, rel=0.08)
+        assert sum(waits) / len(waits) == pytest.approx(expected, rel=0.15)
 
 
 def test_a_memoryless_service_is_the_queue_of_the_formula() -> None:
@@ -123,18 +125,18 @@ def test_a_memoryless_service_is_the_queue_of_the_formula() -> None:
     rng = random.Random(2)
     service, utilisation = 0.2, 0.5
     at, jobs = 0.0, []
-    for number in range(12_000):
+    for number in range(8000):
         at += rng.expovariate(utilisation / service)
         tokens = max(1, round(rng.expovariate(1 / (1000 * service))))
         jobs.append(job(number, at, prompt=1, output=tokens))
     _, ended = played(jobs, [single])
     mean = sum(one.ended - one.due for one in ended) / len(ended)
-    assert mean == pytest.approx(service / (1 - utilisation), rel=0.1)
+    assert mean == pytest.approx(service / (1 - utilisation), rel=0.15)
 
 
 def test_littles_law() -> None:
     """What is in the system on average is the rate times the time that each spends there."""
-    jobs = arrivals(800, 4.0)
+    jobs = arrivals(600, 0.8)
     cluster, ended = played(jobs, [spec(), spec()])
     inside = sum(one.ended - one.due for one in ended)
     steps = sorted([(one.due, 1) for one in ended] + [(one.ended, -1) for one in ended])
@@ -148,7 +150,7 @@ def test_littles_law() -> None:
     # The same of what computes, as the replicas' own books have it.
     running = sum(member.replica.usage.running for member in cluster.members)
     assert running <= inside
-    assert running == pytest.approx(inside, rel=0.5)
+    assert running == pytest.approx(inside, rel=0.1)
 
 
 def test_what_a_dead_replica_had_begins_again_elsewhere() -> None:
@@ -196,9 +198,9 @@ def test_failures_come_as_often_as_they_should() -> None:
 def test_it_scales_up_and_down_within_its_limits() -> None:
     autoscale = Autoscale(1, 4, target=0.5, interval=1.0, start=2.0, cooldown=5.0)
     crowd = [job(i, 10 + i / 50, output=100) for i in range(300)]
-    late = [job(1000 + i, 60.0 + 20 * i, output=2) for i in range(10)]
+    late = [job(1000 + i, 60.0 + 20 * i, output=2) for i in range(40)]
     cluster, ended = played(crowd + late, [spec()], "least-outstanding", autoscale=autoscale)
-    assert len(ended) == 310
+    assert len(ended) == 340
     assert cluster.counts.most == 4
     assert cluster.counts.added == 3
     assert cluster.counts.removed == 3

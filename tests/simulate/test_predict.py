@@ -22,7 +22,7 @@ REPLICA = spec(step_time=Linear(10e-3, 1e-4, 1e-8, 1e-4), n_blocks=4000, hour=2.
 def scenario(rate: float | None = 2.0, **changes) -> Scenario:
     load = Gamma(rate) if rate else Closed(8)
     changes.setdefault("shapes", (Shape("chat", Uniform(20, 200), Uniform(10, 100)),))
-    return Scenario(name="test", summary="", load=load, seconds=120.0, warmup=5.0, **changes)
+    return Scenario(name="test", summary="", load=load, seconds=50.0, warmup=5.0, **changes)
 
 
 def predicted(rate: float | None = 2.0, specs=(REPLICA,), **options) -> Prediction:
@@ -56,7 +56,7 @@ def test_without_bands_there_is_one_run() -> None:
 
 
 def test_beyond_capacity_it_says_so_and_gives_bounds() -> None:
-    found = predicted(60.0)
+    found = predicted(30.0)
     assert found.saturated is not None
     assert "queue grows" in found.saturated
     assert found.limit.words == "requests wait for places (max_sequences)"
@@ -68,7 +68,7 @@ def test_beyond_capacity_it_says_so_and_gives_bounds() -> None:
 
 def test_near_capacity_it_says_so_too() -> None:
     """Somewhere between idle and overload; beyond that point never again."""
-    verdicts = [predicted(rate).saturated is not None for rate in (1.0, 4.0, 8.0, 12.0, 20.0)]
+    verdicts = [predicted(rate).saturated is not None for rate in (1.0, 4.0, 8.0, 20.0)]
     assert verdicts == sorted(verdicts)
     assert not verdicts[0]
     assert verdicts[-1]

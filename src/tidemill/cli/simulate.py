@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_scenarios import Limits
+from tidemill.cli.bench_options import Limits
 from tidemill.cli.options import Number
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
-    from tidemill.bench.scenario import Scenario
+    from tidemill.bench.scenario import Prepared, Scenario
     from tidemill.simulate.base import ReplicaSpec
     from tidemill.simulate.changes import Failures
     from tidemill.simulate.predict import Prediction
@@ -225,7 +225,8 @@ def simulate(
     if autoscale is not None:
         scaling = Autoscale(*autoscale, start=scale_start)
     if hardware is None or model is None:
-        spec, template, proof = _of_calibration(calibration_file, scenario, max_sequences)
+        prepared = known.prepare(scenario)
+        spec, template, proof = _of_calibration(calibration_file, prepared, max_sequences)
     else:
         spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
         template = proof = None
@@ -252,32 +253,41 @@ def _changed(
     scenario: Scenario, rate: float | None, concurrency: int | None, seconds: float | None,
     requests: int | None,
 ) -> Scenario:  # fmt: skip
+    """A scenario with what options say otherwise."""
     import msgspec
 
     from tidemill.bench.arrivals import Closed, Gamma
-    from tidemill.cli.bench_scenarios import _changed as changed
+    from tidemill.bench.scenario import Starts
 
-    scenario = changed(scenario, seconds, rate, concurrency, 1.0, None)
+    load = scenario.load
+    if isinstance(load, Starts):
+        return scenario  # which is refused later
+    if rate is not None:
+        load = Gamma(rate, load.burstiness if isinstance(load, Gamma) else 1.0)
+    elif concurrency is not None:
+        load = Closed(concurrency)
+    scenario = msgspec.structs.replace(scenario, load=load)
+    if seconds is not None:
+        return msgspec.structs.replace(scenario, seconds=seconds)
     if requests is None:
         return scenario
-    if isinstance(scenario.load, Gamma):
-        turns = sum(s.weight * s.turns for s in scenario.shapes) / sum(
-            s.weight for s in scenario.shapes
-        )
-        lasting = requests / turns / scenario.load.rate
-        if lasting > 1e6:
-            raise click.UsageError(
-                f"--requests {requests} at {scenario.load.rate:g} requests/s are "
-                f"{lasting:.0f} s, and a million are the most: give a higher --rate"
-            )
-        return msgspec.structs.replace(scenario, seconds=lasting)
-    if isinstance(scenario.load, Closed):
+    if isinstance(load, Closed):
         return msgspec.structs.replace(scenario, requests=min(requests, 1_000_000), seconds=1e-3)
-    raise click.UsageError("--requests is for a rate or a concurrency; a trace has its own")
+    if not isinstance(load, Gamma):
+        raise click.UsageError("--requests is for a rate or a concurrency; a trace has its own")
+    weights = sum(shape.weight for shape in scenario.shapes)
+    turns = sum(shape.weight * shape.turns for shape in scenario.shapes) / weights
+    lasting = requests / turns / load.rate
+    if lasting > 1e6:
+        raise click.UsageError(
+            f"--requests {requests} at {load.rate:g} requests/s are {lasting:.0f} s, and a million "
+            "are the most: give a higher --rate"
+        )
+    return msgspec.structs.replace(scenario, seconds=lasting)
 
 
 def _of_calibration(
-    path: Path | None, scenario: Scenario, max_sequences: int | None
+    path: Path | None, prepared: Prepared, max_sequences: int | None
 ) -> tuple[ReplicaSpec, Template | None, Proof | None]:
     from tidemill.simulate import calibration as files
     from tidemill.simulate.deploy import benched
@@ -293,7 +303,7 @@ def _of_calibration(
         path, calibration = found
     else:
         calibration = files.load(path)
-    spec = benched(files.calibrated(calibration), scenario, max_sequences)
+    spec = benched(files.calibrated(calibration), prepared, max_sequences)
     return spec, _template(calibration.model), proof_beside(path)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from tidemill.bench.arrivals import Closed, Gamma, Trace
-from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.scenario import Prepared, Scenario, Starts, prepare
 from tidemill.records import dataclass
 from tidemill.simulate.base import Origin, ReplicaSpec, StepTime, StepWork
 from tidemill.simulate.changes import Autoscale, Failures
@@ -83,12 +83,22 @@ def play(
     exact: bool | None = None, part: tuple[int, int] = (0, 1),
 ) -> Run:  # fmt: skip
     """``exact``: keep the times of all tokens (None: if they are few). ``part``: see ``Cluster``.
-    Raises ValueError for what cannot be."""
+    Raises ValueError for what cannot be, and OSError if a trace cannot be read."""
+    return play_prepared(
+        prepare(scenario, seed), deployment, seed=seed, profile=profile, exact=exact, part=part
+    )
+
+
+def play_prepared(
+    prepared: Prepared, deployment: Deployment, *, seed: int, profile: Profile | None,
+    exact: bool | None, part: tuple[int, int],
+) -> Run:  # fmt: skip
+    """As ``play``, of a scenario whose trace, if it has one, has been read."""
     if exact is None:
-        exact = expected_requests(scenario) <= _FEW
-    tally = Tally([shape.name for shape in scenario.shapes], exact=exact)
+        exact = expected_requests(prepared) <= _FEW
+    tally = Tally([shape.name for shape in prepared.workload.shapes], exact=exact)
     traffic = Traffic(
-        scenario, seed, tally, template=deployment.template, profile=profile, keep_times=exact,
+        prepared, seed, tally, template=deployment.template, profile=profile, keep_times=exact,
         probe=len(deployment.specs) == 1,
     )  # fmt: skip
     cluster = Cluster(
@@ -105,7 +115,7 @@ def play(
         if collecting:
             gc.enable()
     if tally.closed == math.inf:
-        raise ValueError(f"{scenario.name}: every replica was gone before the load stood")
+        raise ValueError(f"{prepared.scenario.name}: every replica was gone before the load stood")
     usage = added([member.replica.usage for member in cluster.members])
     return Run(tally, cluster.counts, usage, cluster.now)
 
@@ -136,9 +146,9 @@ def added(usages: Sequence[Usage]) -> Usage:
     )
 
 
-def expected_requests(scenario: Scenario) -> float:
-    """Requests, about."""
-    load = scenario.load
+def expected_requests(prepared: Prepared) -> float:
+    """About how many there will be."""
+    scenario, load = prepared.scenario, prepared.load
     seconds = scenario.warmup + scenario.seconds
     if isinstance(load, Gamma):
         return load.rate * seconds

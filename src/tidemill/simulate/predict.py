@@ -18,11 +18,11 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.measures import Slo, Summary
-from tidemill.bench.scenario import Scenario
+from tidemill.bench.scenario import Prepared, Scenario, prepare
 from tidemill.hardware import usable_cores
 from tidemill.records import dataclass
 from tidemill.simulate.base import Origin
-from tidemill.simulate.play import Deployment, Run, expected_requests, joined, play, splits
+from tidemill.simulate.play import Deployment, Run, expected_requests, joined, play_prepared, splits
 from tidemill.simulate.proof import Proof, figures
 from tidemill.simulate.traffic import Profile
 
@@ -86,7 +86,7 @@ class Prediction(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    scenario: Scenario
+    prepared: Prepared
     deployment: Deployment
     seed: int
     profile: Profile | None
@@ -94,8 +94,8 @@ class _Task:
     part: tuple[int, int]
 
     def __call__(self) -> Run:
-        return play(
-            self.scenario, self.deployment, seed=self.seed, profile=self.profile, exact=self.exact,
+        return play_prepared(
+            self.prepared, self.deployment, seed=self.seed, profile=self.profile, exact=self.exact,
             part=self.part,
         )  # fmt: skip
 
@@ -106,7 +106,7 @@ def predict(
     exact: bool | None = None, processes: int | None = None,
 ) -> Prediction:  # fmt: skip
     """``bands``: play it three times; else figures have none, and saturation is seen later.
-    Raises ValueError for what cannot be."""
+    Raises ValueError for what cannot be, and OSError if a trace cannot be read."""
     slo = slo or scenario.slo
     band = max(spec.step_time.band for spec in deployment.specs)
     factors = [1.0]
@@ -114,15 +114,16 @@ def predict(
         factors += [1 - min(band, 0.95), 1 + band]
     workers = usable_cores() if processes is None else processes
     parts = workers if len(factors) < workers and splits(scenario, deployment) else 1
+    prepared = prepare(scenario, seed)
     tasks = [
         _Task(
-            scenario, deployment if factor == 1 else deployment.scaled(factor), seed, profile,
+            prepared, deployment if factor == 1 else deployment.scaled(factor), seed, profile,
             exact, (part, parts),
         )
         for factor in factors
         for part in range(parts)
     ]  # fmt: skip
-    if expected_requests(scenario) * len(factors) < _WORTH_A_PROCESS:
+    if expected_requests(prepared) * len(factors) < _WORTH_A_PROCESS:
         workers = 1
     done = _carry_out(tasks, workers)
     runs = [joined(done[i : i + parts]) for i in range(0, len(done), parts)]

@@ -197,19 +197,19 @@ class Replica:
                 self._brief_until = max(self._brief_until, now + BRIEF_SECONDS)
 
     def _abort(self, job: Job, now: float) -> None:
-        group = job.group
-        if group is not None:
-            for sequence in group.samples:
-                if not sequence.finished:
-                    self._scheduler.remove(sequence)
-            group.closed = True
-            self._end_job(job, now, "abort")
+        if (group := job.group) is None:
+            return  # it has ended, or never begun
+        for sequence in group.samples:
+            if not sequence.finished:
+                self._scheduler.remove(sequence)
+        self._end_job(job, now, job.error or "abort")
 
     def _end_job(self, job: Job, now: float, error: str | None = None) -> None:
         job.ended = now
         job.error = error
-        if job.group is not None:
-            job.group.samples = []  # which lead back to the group and the job
+        if (group := job.group) is not None:
+            group.closed = True
+            group.samples = []  # which lead back to the group and the job
             job.group = None
         self._ended.append(job)
 
@@ -313,7 +313,6 @@ class Replica:
         sequence.finished = True
         job, group = sequence.job, sequence.group
         if len(group.samples) == job.n and all(sample.finished for sample in group.samples):
-            group.closed = True
             job.last = sequence.last
             self._end_job(job, now)
 

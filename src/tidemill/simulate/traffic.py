@@ -16,12 +16,13 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.run import PAUSE_AFTER_ERROR
-from tidemill.bench.scenario import Scenario, Starts
-from tidemill.bench.workload import Sizes, Workload
+from tidemill.bench.scenario import Prepared, Starts
+from tidemill.bench.workload import PromptSizes
 from tidemill.records import dataclass
 from tidemill.simulate.cluster import Cluster
 from tidemill.simulate.figures import Tally
 from tidemill.simulate.jobs import Job, Placed
+from tidemill.simulate.timeline import Action
 
 _CHARACTERS = 4
 """Of a task's text in a token, about."""
@@ -112,19 +113,19 @@ class Traffic:
     """
 
     def __init__(
-        self, scenario: Scenario, seed: int, tally: Tally, *, template: Template | None = None,
+        self, prepared: Prepared, seed: int, tally: Tally, *, template: Template | None = None,
         profile: Profile | None = None, keep_times: bool = False, probe: bool = True,
     ) -> None:  # fmt: skip
-        load = scenario.load
+        scenario, load = prepared.scenario, prepared.load
         if isinstance(load, Starts):
             raise ValueError(f"{scenario.name} measures starts, which are not simulated")
         if profile is not None and not isinstance(load, Gamma):
             raise ValueError(f"{scenario.name}: only a rate can follow a profile")
         self._scenario = scenario
         self._load = load
-        self._workload = Workload(scenario.shapes, seed)
+        self._workload = prepared.workload
         self._seed = seed
-        self._shapes = {shape.name: i for i, shape in enumerate(scenario.shapes)}
+        self._shapes = {shape.name: i for i, shape in enumerate(self._workload.shapes)}
         self._tally = tally
         plain = scenario.api == "completions"
         self._template = Template() if plain or template is None else template
@@ -134,6 +135,7 @@ class Traffic:
         self._numbers = itertools.count(0 if probe else 1)
         self._under_way: dict[int, tuple[Job, _Talk]] = {}  # by id() of the job, the oldest first
         self._expiring = False
+        self._to_come = 0  # what was asked to be called later, and may send something
         self._closing = math.inf
         self._finished = 0  # requests, within the window
         self._beginners = 0  # streams whose first request has not ended
@@ -145,7 +147,15 @@ class Traffic:
             self._send(self._talk(), 0.0)
         else:
             self._begin()
-        cluster.run(lambda: bool(self._under_way) or cluster.now < self._closing)
+        cluster.run(lambda: bool(self._under_way) or self._to_come > 0)
+
+    def _later(self, at: float, action: Action) -> None:
+        def act() -> None:
+            self._to_come -= 1
+            action()
+
+        self._to_come += 1
+        self._cluster.call(at, act)
 
     def _begin(self) -> None:
         """The load itself."""
@@ -154,7 +164,7 @@ class Traffic:
             n = self._beginners = self._load.concurrency
             for i in range(n):
                 begin = functools.partial(self._next, _Stream())
-                self._cluster.call(start + self._scenario.warmup * i / n, begin)
+                self._later(start + self._scenario.warmup * i / n, begin)
         else:
             opened = start + self._scenario.warmup
             self._closing = opened + self._scenario.seconds
@@ -175,7 +185,7 @@ class Traffic:
             self._send(self._talk(), due)
             self._arrive(start, offsets)
 
-        self._cluster.call(due, send)
+        self._later(due, send)
 
     def _next(self, stream: _Stream) -> None:
         """The next request of a stream of a closed loop."""
@@ -219,12 +229,12 @@ class Traffic:
         job.counted = self._tally.opened <= due < self._closing
         return job
 
-    def _shared(self, sizes: Sizes) -> int:
+    def _shared(self, sizes: PromptSizes) -> int:
         """Tokens that a prompt begins with and has in common with others."""
-        template, shape = self._template, sizes.shape
-        if sizes.beginning and shape.system:
-            return template.before_system + shape.prefix + template.after_system
-        return template.before + (shape.prefix if sizes.beginning else 0)
+        template = self._template
+        if sizes.beginning and sizes.shape.system:
+            return template.before_system + sizes.prefix + template.after_system
+        return template.before + sizes.prefix
 
     def _expire(self) -> None:
         """Give up what has taken too long; come again when the next may have."""
@@ -257,9 +267,9 @@ class Traffic:
         due = now + pause
         if goes_on:
             talk.turn += 1
-            self._cluster.call(due, functools.partial(self._go_on, talk, due))
+            self._later(due, functools.partial(self._go_on, talk, due))
         elif talk.stream is not None:
-            self._cluster.call(due, functools.partial(self._next, talk.stream))
+            self._later(due, functools.partial(self._next, talk.stream))
 
     def _go_on(self, talk: _Talk, due: float) -> None:
         if due < self._closing:
@@ -281,7 +291,7 @@ class Traffic:
                 self._tally.close(now)
 
 
-def task_tokens(sizes: Sizes) -> int:
+def task_tokens(sizes: PromptSizes) -> int:
     """Of a task in a prompt, its tools' descriptions included; about."""
     task = sizes.shape.task
     if task is None:
