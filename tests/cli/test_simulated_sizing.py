@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from support.sizing import Queue
+from support.sizing import by_formula
 from tidemill.advise.answers import from_values
 from tidemill.advise.evidence import Size
 from tidemill.advise.facts import load_engines
 from tidemill.advise.flow import Part
 from tidemill.cli import simulated_sizing
 from tidemill.cli.simulated_sizing import HOURS_A_MONTH, SimulatedSizing
-from tidemill.simulate.sizing.load import ScenarioLoad
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
@@ -32,11 +31,7 @@ ON_GPUS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Simulations by formula, and no calibrations."""
-
-    def simulate(self: ScenarioLoad, spec: Any, load: float, replicas: int = 1) -> Any:
-        return Queue("in flight", mix=self.mix)(spec, load, replicas)
-
-    monkeypatch.setattr(ScenarioLoad, "__call__", simulate)
+    by_formula(monkeypatch)
     monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))
 
 

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
+from support.sizing import by_formula
+
 Tidemill = Callable[..., Any]  # see conftest.py
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is simulated is known by formula; real simulations are in tests/simulate."""
+    by_formula(monkeypatch)
+
 
 CASE = ("size", "--workload", "short-chat", "--model", "llama-3.1-8b")
 FAST = ("--hardware", "h100-sxm,raspberry-pi-5", "--bits", "8")
@@ -64,7 +73,7 @@ def test_an_slo_that_nobody_meets(tidemill: Tidemill) -> None:
         (["--price", "h100-sxm"], "is not like h100-sxm=2.5/h"),
         (["--price", "h100-sxm=free"], "is not like h100-sxm=2.5/h"),
         (["--price", "h100-sxm=-1"], "is not like h100-sxm=2.5/h"),
-        (["--price", "h100=1"], "'h100' is not among the hardware; did you mean h100-sxm?"),
+        (["--price", "h100-smx=1"], "'h100-smx' is not among the hardware; did you mean h100-sxm?"),
         (["--hardware", ","], "--hardware: no name in it"),
         (["--json", "--markdown"], "--json or --markdown, not both"),
     ],
@@ -97,7 +106,7 @@ def test_models_and_workloads_that_are_not_known(tidemill: Tidemill, tmp_path: P
     wrong = tidemill("size", "--workload", "chats", "--model", "llama-3.1-8b")
     assert wrong.returncode == 1
     assert "there is no scenario 'chats'" in wrong.stderr
-    starts = tidemill("size", "--workload", "cold-start", "--model", "llama-3.1-8b")
+    starts = tidemill("size", "--workload", "cold-start", "--model", "llama-3.1-8b", "--rate", "1")
     assert starts.returncode == 1
     assert "measures starts: there is no load to size for" in starts.stderr
 

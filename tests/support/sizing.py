@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from tidemill.simulate.base import Origin, ReplicaSpec, StepWork
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, next_token
 from tidemill.simulate.sizing.goal import Kind
+from tidemill.simulate.sizing.load import ScenarioLoad
 from tidemill.simulate.sizing.option import Option
 from tidemill.simulate.sizing.trial import Latency, Trial
 
@@ -90,3 +93,12 @@ class Queue:
                 "e2e": Latency(whole / 2, whole),
             },
         )  # fmt: skip
+
+
+def by_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``ScenarioLoad`` use a ``Queue`` in place of the simulation."""
+
+    def simulate(self: ScenarioLoad, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
+        return Queue(self.kind, mix=self.mix)(spec, load, replicas)
+
+    monkeypatch.setattr(ScenarioLoad, "__call__", simulate)

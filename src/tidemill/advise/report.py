@@ -154,8 +154,10 @@ def _others(choice: Choice) -> Iterator[Block]:
 
 def _flips(advice: Advice, flips: Flips) -> Iterator[Block]:
     yield Heading("What would change the decision")
+    sizes = [c.size for choice in advice.choices for c in choice.candidates if c.size is not None]
     yield Paragraph(
         f"Found by deciding {flips.tried} variations of the answers, one changed at a time."
+        + (" Sizes and costs were not computed for these." if sizes else "")
     )
     if flips.flips:
         yield Table(

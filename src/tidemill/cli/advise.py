@@ -101,9 +101,8 @@ def advise(
         advice = advise_on(
             answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
         )
-        # Without prices a sizing decides nothing, and a simulation for each variation would cost
-        # minutes.
-        varied = evidence if prices else Evidence(measured=evidence.measured)
+        # A simulation for each of two hundred variations would cost minutes; the report says so.
+        varied = Evidence(measured=evidence.measured)
         return advice, flips.find(answers, engines, varied, shares)
 
     if page:

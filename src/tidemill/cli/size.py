@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_scenarios import Limits
+from tidemill.cli.bench_options import Limits
 from tidemill.cli.blocks import echo_blocks, echo_json
 from tidemill.cli.options import Number, price_option
 

@@ -10,6 +10,7 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Workload
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
@@ -49,8 +50,13 @@ class ScenarioLoad:
     def __init__(self, scenario: Scenario, kind: Kind, seed: int = 0) -> None:
         if isinstance(scenario.load, Starts):
             raise LoadError(f"{scenario.name} measures starts: there is no load to size for")
+        if isinstance(scenario.load, TraceFile):
+            raise LoadError(
+                f"{scenario.name} replays a trace, whose rate is what it was: size for a scenario "
+                "of such lengths"
+            )
         self._scenario = scenario
-        self._kind = kind
+        self.kind = kind
         self._seed = seed
         self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
         requests = list(_requests(scenario, seed))
@@ -71,7 +77,7 @@ class ScenarioLoad:
             replicas=replicas,
             requests=summary.requests,
             failed=summary.requests - summary.good,
-            growing=self._kind == "rate" and second - first > _BY_CHANCE * math.sqrt(first + 1),
+            growing=self.kind == "rate" and second - first > _BY_CHANCE * math.sqrt(first + 1),
             latency={
                 metric: Latency(found["p50"].value, found["p99"].value)
                 for metric in METRICS
@@ -97,7 +103,7 @@ class ScenarioLoad:
         best = ceiling(spec, self.mix)
         life = first_token(spec, self.mix) + self.mix.output * best.step
         change = functools.partial(msgspec.structs.replace, self._scenario, timeout=_FOR_EVER)
-        if self._kind == "in flight":
+        if self.kind == "in flight":
             streams = max(1, round(load))
             requests = max(_REQUESTS, _LIVES * streams)
             return change(load=Closed(streams), seconds=0.0, requests=requests, warmup=life)

@@ -268,7 +268,7 @@ class _Search:
     def _trial(self, spec: ReplicaSpec, load: float, replicas: int = 1) -> Trial:
         self._simulated += 1
         if self._goal.load.kind == "in flight":
-            load = max(1, round(load))
+            load = float(max(1, round(load)))
         return self._trials(spec, load, replicas)
 
     def _keep(self, option: Option, trial: Trial) -> None:
