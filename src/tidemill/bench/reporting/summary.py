@@ -61,13 +61,15 @@ def _sentences(group: Group, comparisons: Comparisons) -> Iterator[str]:
     yield from _curves(group)
     for one in group.runs:
         summary = one.result.summary
-        if summary is not None and summary.invalid:
-            yield f"On {group.scenario} the run of {one.title} is invalid and says nothing."
-        elif summary is not None and not summary.good:
+        if summary is None:
+            continue
+        if summary.requests and not summary.good:
             yield (
                 f"On {group.scenario} none of {summary.requests} requests to {one.title} was "
                 "answered."
             )
+        elif summary.invalid:
+            yield f"On {group.scenario} the run of {one.title} is invalid and says nothing."
     if not comparisons.sides:
         return
     runs = [one for side in comparisons.sides.values() for one in side]
