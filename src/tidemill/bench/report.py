@@ -78,7 +78,7 @@ def _latencies(summary: Summary) -> Iterator[str]:
     yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
     for name, title in _LATENCIES.items():
         if (found := summary.latency.get(name)) is not None:
-            yield f"  {title:6}" + "".join(f"{_estimate(found[share]):>24}" for share in SHARES)
+            yield f"  {title:6}" + "".join(f"{estimate(found[share]):>24}" for share in SHARES)
 
 
 def _rates(summary: Summary) -> str:
@@ -180,7 +180,8 @@ def _starts(starts: list[Start]) -> Iterator[str]:
             yield f"    {_PHASE_NAMES[name]:30} {seconds(value):>10}   ({spread})"
 
 
-def _estimate(found: Estimate) -> str:
+def estimate(found: Estimate) -> str:
+    """A latency, with its interval in brackets."""
     return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
 
 

@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from tidemill.bench.reporting import svg
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.palette import stand_in
+from tidemill.bench.reporting.words import plain
 
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
@@ -84,7 +85,7 @@ def in_seconds(axis: Axes, which: str, low: float, high: float) -> None:
         axis.set_ylim(low, high)
     ours = axis.xaxis if which == "x" else axis.yaxis
     ours.set_major_locator(FixedLocator(ticks))
-    ours.set_major_formatter(FixedFormatter([tick_words(tick) for tick in ticks]))
+    ours.set_major_formatter(FixedFormatter([plain(tick) for tick in ticks]))
     ours.set_minor_locator(NullLocator())
 
 
@@ -107,8 +108,3 @@ def _ticks(low: float, high: float) -> list[float]:
         if len(found) <= _TICKS:
             return found
     return found[:: -(-len(found) // _TICKS)]
-
-
-def tick_words(value: float) -> str:
-    """Seconds from one on, else milliseconds, with the unit."""
-    return f"{value:g} s" if value >= 1 else f"{1000 * value:g} ms"
