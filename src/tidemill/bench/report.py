@@ -181,17 +181,18 @@ def _starts(starts: list[Start]) -> Iterator[str]:
 
 
 def estimate(found: Estimate) -> str:
-    """A latency, with its interval in brackets."""
-    return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
+    """A latency, with its interval in brackets, in one unit."""
+    low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
+    return f"{seconds(found.value)} ({low}–{high})"
 
 
 def seconds(value: float) -> str:
-    return f"{_bare(value)} {'s' if value >= 1 else 'ms'}"
+    return f"{_bare(value, value)} {'s' if value >= 1 else 'ms'}"
 
 
-def _bare(value: float) -> str:
-    """In seconds from one on, else in milliseconds."""
-    if value >= 1:
+def _bare(value: float, like: float) -> str:
+    """In seconds where ``like`` is one or more, else in milliseconds."""
+    if like >= 1:
         return f"{value:.2f}"
     return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
 
