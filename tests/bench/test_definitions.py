@@ -45,9 +45,9 @@ def row(title: str, name: str) -> Row:
         ("token after the first", "p90", 1.0, 0.83, 0.83, 0.15),
         ("token after the first", "p99", 1.0, 0.983, 0.983, 1.0),
         # 0.2 s, 1.2 s / 21, 0.4 s and 2.5 s / 3, weighing 5, 21, 1 and 3
-        ("token, the first included", "p50", None, None, None, 1.2 / 21),
-        ("token, the first included", "p90", None, None, None, 0.4),
-        ("token, the first included", "p99", None, None, None, 2.5 / 3),
+        ("token, with the first", "p50", None, None, None, 1.2 / 21),
+        ("token, with the first", "p90", None, None, None, 0.4),
+        ("token, with the first", "p99", None, None, None, 2.5 / 3),
         ("gap between chunks", "p50", 0.2, 0.2, 0.2, None),
         ("gap between chunks", "p90", 1.9, 1.3, 1.3, None),
         ("whole answer", "p50", 1.1, 1.1, 1.1, 1.1),

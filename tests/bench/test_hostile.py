@@ -21,7 +21,7 @@ from tidemill.bench.engines import TargetError
 from tidemill.bench.measures import summarise
 from tidemill.bench.run import Plan, run
 from tidemill.bench.stream import Answer, read
-from tidemill.bench.targets import GREEDY, choose_model, settle
+from tidemill.bench.targets import FULL_LENGTH, GREEDY, choose_model, settle
 from tidemill.bench.workload import Fixed, Prompt, Shape, Workload
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -52,7 +52,7 @@ def refusal(url: str, api_key: str | None = None) -> str:
     """What is said of an endpoint that cannot be measured."""
     endpoint = Endpoint(url, "m", api_key=api_key, extra=GREEDY)
     with pytest.raises(TargetError) as error:
-        asyncio.run(settle(endpoint, "", full_length=True, timeout=30))
+        asyncio.run(settle(endpoint, "", full_length=FULL_LENGTH, timeout=30))
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 800
     return str(error.value)

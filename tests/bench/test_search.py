@@ -33,8 +33,8 @@ class Virtual:
         self.now = 0.0
         self.asked: list[tuple[float, float]] = []  # rates, and seconds of the window
 
-    def measure(self, load: Closed | Gamma, seconds: float, warmup: float, seed: int) -> Recording:
-        rng = random.Random(f"{load} {seed}")
+    def measure(self, load: Closed | Gamma, seconds: float, warmup: float) -> Recording:
+        rng = random.Random(f"{load} {self.now}")
         if isinstance(load, Closed):
             rate, due = 0.0, [i * EACH for i in range(int(seconds / EACH))]
         else:
@@ -57,8 +57,8 @@ class Queue(Virtual):
         super().__init__(lambda rate, rng: (0.0, None))
         self._slots = slots
 
-    def measure(self, load: Closed | Gamma, seconds: float, warmup: float, seed: int) -> Recording:
-        recording = super().measure(load, seconds, warmup, seed)
+    def measure(self, load: Closed | Gamma, seconds: float, warmup: float) -> Recording:
+        recording = super().measure(load, seconds, warmup)
         free = [0.0] * self._slots
         for r in recording.records:
             begins = max(r.due, heapq.heappop(free))
@@ -133,21 +133,24 @@ def noisy(capacity: float, attain: float) -> Answer:
 
 
 @pytest.mark.parametrize("attain", [0.99, 0.9])
-def test_what_is_sure_in_noise_is_right_and_the_rest_is_near(attain: float) -> None:
+@pytest.mark.parametrize("tolerance", [0.05, 0.5])
+def test_what_is_sure_in_noise_is_right_and_the_rest_is_near(
+    attain: float, tolerance: float
+) -> None:
     wrong = sure = 0
     for capacity in [7.0 + i / 7 for i in range(20)]:
         server = Virtual(noisy(capacity, attain))
-        result = found(server, attain=attain, budget=1e6)
+        result = found(server, attain=attain, tolerance=tolerance, budget=1e6)
         assert result.met is not None
         assert result.missed is not None
         assert 0.6 * capacity < result.met.rate < result.missed.rate < 1.7 * capacity
-        # Ends that are not sure were measured as long as anything is.
-        assert all(end.sure or end.trials == 3 for end in (result.met, result.missed))
-        for rate in result.rates:
-            sure += rate.sure
-            wrong += rate.sure and rate.met != (rate.rate <= capacity)
-    assert sure > 50
-    assert wrong <= 0.1 * sure  # each bound is wrong once in twenty times, and looked at thrice
+        for end in (result.met, result.missed):
+            assert end.sure or end.trials == 3
+            sure += end.sure
+            wrong += end.sure and end.met != (end.rate <= capacity)
+    # Rates that are 5 % apart differ by less than their noise, and it says so.
+    assert sure > 20 if tolerance == 0.5 else sure < 20
+    assert wrong <= 2  # each bound is wrong once in twenty times
 
 
 def test_nothing_meets_it() -> None:
@@ -200,8 +203,8 @@ def test_requests_that_fail_are_missed(kind: str, limit: str) -> None:
 
 def test_it_ends_in_time_with_what_it_has() -> None:
     server = Virtual(until(400))
-    result = found(server, budget=200.0)
-    assert server.now <= 200
+    result = found(server, budget=100.0)
+    assert server.now <= 100
     assert result.met is not None
     assert "the time is up" in result.stopped
 
@@ -228,7 +231,7 @@ def trial(flags: list[bool]) -> Recording:
 @pytest.mark.parametrize(
     ("met", "missed", "verdict"),
     [
-        (300, 0, (True, True)),  # 0.99 ** 268 = 0.068, of which Wilson's interval makes 0.05
+        (300, 0, (True, True)),
         (200, 0, (True, False)),
         (290, 10, (False, True)),
         (99, 1, (True, False)),
@@ -239,16 +242,17 @@ def trial(flags: list[bool]) -> Recording:
 def test_verdicts(met: int, missed: int, verdict: tuple[bool, bool]) -> None:
     flags = [True] * met + [False] * missed
     random.Random(1).shuffle(flags)
-    rate = judge(1.0, [trial(flags)], Aim(SLO))
+    half = len(flags) // 2
+    rate = judge(1.0, [trial(flags[:half]), trial(flags[half:])], Aim(SLO))
     assert (rate.met, rate.sure) == verdict
     assert rate.low <= rate.share <= rate.high
 
 
-def test_trials_of_a_rate_are_taken_together() -> None:
-    one = judge(1.0, [trial([True] * 150)], Aim(SLO))
+def test_trials_of_a_rate_are_taken_together_and_one_is_never_sure() -> None:
     two = judge(1.0, [trial([True] * 150)] * 2, Aim(SLO))
-    assert (one.sure, two.sure) == (False, True)
-    assert (two.trials, two.requests) == (2, 300)
+    assert (two.sure, two.trials, two.requests) == (True, 2, 300)
+    assert not judge(1.0, [trial([True] * 300)], Aim(SLO)).sure
+    assert not judge(1.0, [trial([False] * 300)], Aim(SLO)).sure
 
 
 def test_misses_that_come_together_say_less() -> None:
@@ -275,7 +279,7 @@ def test_wilson_intervals_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(("share", "grows"), [(0.5, False), (0.9, False), (1.2, True)])
 def test_a_queue_that_grows(share: float, grows: bool) -> None:
     server = Queue(slots=4)
-    verdicts = [grown(server.measure(Gamma(share * 20), 60.0, 2.0, seed)) > 0 for seed in range(20)]
+    verdicts = [grown(server.measure(Gamma(share * 20), 60.0, 2.0)) > 0 for _ in range(20)]
     assert verdicts.count(grows) >= 19
 
 

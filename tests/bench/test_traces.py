@@ -279,7 +279,7 @@ def test_a_scenario_gives_what_a_trace_does_not_have(tmp_path: Path) -> None:
     assert prepared.context == rag.context
     assert any("lengths, they are the scenario's" in note for note in prepared.notes)
     sized = prepare(replay(TraceFile(write(tmp_path, OURS, "sized.csv")), rag))
-    assert fmean(size.input for size in sized.workload.sizes) == 75
+    assert fmean(size.input for size in sized.workload.recorded) == 75
     for name, said in (("tool-calling", "do not go with a trace"), ("cold-start", "no requests")):
         with pytest.raises(ScenarioError, match=f"{name} with a trace: .*{said}"):
             replay(times, load(name))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,7 +196,15 @@ def test_a_curve_finds_its_rates(tidemill: Tidemill, mine: Path) -> None:
     """Of a server that does one request at a time, and another one only then."""
     event = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
-    with canned(lambda c, _: c.sendall(head % len(event) + event) is None) as server:
+    alone = threading.Lock()
+
+    def answer(connection: socket.socket, _: int) -> bool:
+        with alone:
+            time.sleep(0.01)
+        connection.sendall(head % len(event) + event)
+        return True
+
+    with canned(answer) as server:
         done = bench(
             tidemill, "curve", server.url, "--model", "m", "--scenario", mine, "--seconds", 0.5,
             "--points", 2, "--no-keep", "--json", "-",

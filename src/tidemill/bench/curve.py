@@ -23,6 +23,11 @@ _OVER = 1.1
 """Of what can be done, the highest rate of a curve."""
 
 _WIDTH = 48
+_CELLS = [
+    (("ttft", "p50"), 11), (("ttft", "p99"), 10), (("tpot", "p50"), 11), (("tpot", "p99"), 10),
+    (("e2e", "p99"), 10),
+]  # fmt: skip
+"""Columns of latencies, and how wide they are."""
 
 
 class Saturation(NamedTuple):
@@ -74,19 +79,13 @@ def table(points: Sequence[Result]) -> str:
         f"{'p99':>10}{'E2E p99':>10}  SLO met"
     ]
     for result, summary in ordered:
-        ttft, tpot, e2e = (summary.latency.get(name) for name in ("ttft", "tpot", "e2e"))
-        cells = [
-            _cell(ttft and ttft["p50"].value), _cell(ttft and ttft["p99"].value),
-            _cell(tpot and tpot["p50"].value), _cell(tpot and tpot["p99"].value),
-            _cell(e2e and e2e["p99"].value),
-        ]  # fmt: skip
+        latencies = "".join(f"{_cell(summary, *which):>{width}}" for which, width in _CELLS)
         met = "" if summary.attained is None else f"{summary.attained:.1%}"
         failed = f", {sum(summary.errors.values())} failed" if summary.errors else ""
         invalid = " INVALID" if summary.invalid else ""
         lines.append(
             f"{load_words(result.scenario.load):>14}{summary.request_rate:>9.2f}"
-            f"{summary.output_rate:>10.0f}{cells[0]:>11}{cells[1]:>10}{cells[2]:>11}{cells[3]:>10}"
-            f"{cells[4]:>10}  {met}{failed}{invalid}"
+            f"{summary.output_rate:>10.0f}{latencies}  {met}{failed}{invalid}"
         )
     for name in ("ttft", "tpot"):
         lines += _picture(name, ordered)
@@ -100,8 +99,9 @@ def _load(result: Result) -> float:
     return load.rate if isinstance(load, Gamma) else 0.0
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None else seconds(value)
+def _cell(summary: Summary, name: str, share: str) -> str:
+    found = summary.latency.get(name)
+    return "-" if found is None else seconds(found[share].value)
 
 
 def _picture(name: str, points: Sequence[tuple[Result, Summary]]) -> list[str]:

@@ -98,7 +98,7 @@ def _latencies(good: Sequence[Record]) -> list[Definition]:
             "all but us, who leave it out.",
         ),
         Definition(
-            "token, the first included", "seconds", {"guidellm": "TPOT"},
+            "token, with the first", "seconds", {"guidellm": "TPOT"},
             _rows(guidellm=_weighted(
                 [(r.times[-1] - r.sent) / r.tokens for r in good if r.tokens],
                 [r.tokens for r in good if r.tokens],

@@ -191,13 +191,13 @@ class Size(msgspec.Struct, frozen=True, array_like=True):
 class Workload(msgspec.Struct, frozen=True):
     """A mix of shapes. The prompts of two seeds have nothing in common.
 
-    If there are ``sizes``, they take the place of the shape's lengths and prefix: request i has the
-    (i - 1)th of them, as request 0 is the one that comes before all others (``run.py``).
+    If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request
+    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``).
     """
 
     shapes: tuple[Shape, ...]
     seed: int = 0
-    sizes: tuple[Size, ...] = ()
+    recorded: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shapes:
@@ -206,8 +206,8 @@ class Workload(msgspec.Struct, frozen=True):
     def prompt(self, index: int, history: tuple[tuple[str, str], ...] = ()) -> Prompt:
         """The prompt of that number; with a history the one that follows it."""
         rng = random.Random(f"{self.seed} {index}")
-        if self.sizes:
-            return self._sized(rng, self.sizes[max(0, index - 1)])
+        if self.recorded:
+            return self._sized(rng, self.recorded[max(0, index - 1)])
         shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
         prefix = ""
         if shape.prefix:

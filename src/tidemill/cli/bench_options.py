@@ -152,7 +152,7 @@ class Asked:
                 file.write(data)
 
 
-_OPTIONS = [
+_OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
         "--target", required=True, metavar="URL|ENGINE[:MODEL]",
         help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL "
