@@ -74,7 +74,7 @@ def test_two_engines_in_an_open_loop() -> None:
 def test_a_closed_loop_and_what_it_was_asked() -> None:
     found = said(measurement("offline-batch"))
     assert "at a time" in found
-    assert "On offline-batch (32 at a time): tidemill" in found
+    assert "With 32 at a time: tidemill makes" in found
 
 
 def test_starts() -> None:
@@ -107,8 +107,8 @@ def test_errors_are_told_with_what_the_endpoint_said() -> None:
 
 def test_a_run_that_failed_throughout() -> None:
     found = said(measurement(failing=1.0))
-    assert re.search(r"none of \d+ requests to tidemill was answered", found)
-    assert "TTFT p50" not in found
+    assert re.search(r"None of \d+ requests to tidemill was answered", found)
+    assert "TTFT p90" not in found
 
 
 def test_invalid_runs_are_flagged_before_all_else() -> None:
@@ -116,7 +116,7 @@ def test_invalid_runs_are_flagged_before_all_else() -> None:
     assert run.result.summary is not None
     run.result.summary.invalid = "the load generator did not keep up"
     found = said(run)
-    assert found.index("INVALID") < found.index("On short-chat")
+    assert found.index("INVALID") < found.index("The run of tidemill is invalid")
     assert found.count("the load generator did not keep up") >= 1
 
 
@@ -393,5 +393,7 @@ def test_figures_as_words() -> None:
     ]  # fmt: skip
     assert [words.share(v) for v in (None, 0.0, 1.0, 0.9876)] == ["–", "0%", "100%", "98.8%"]
     assert words.ratio(2.345) == "2.35×"
+    assert words.limits(Slo(ttft=1.0, e2e=0.25)) == "TTFT 1 s, E2E 250 ms"
+    assert words.limits(None) == "–"
     assert words.size(3 << 30) == "3.00 GiB"
     assert words.listed(["a", "b", "c"]) == "a, b and c"

@@ -222,12 +222,6 @@ def test_axes_of_seconds_have_a_few_ticks(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 6
 
 
-def test_ticks_are_said_with_their_unit() -> None:
-    assert [figures.tick_words(v) for v in (0.0005, 0.02, 1.0, 30.0)] == [
-        "0.5 ms", "20 ms", "1 s", "30 s"
-    ]  # fmt: skip
-
-
 # ---- colours
 
 
