@@ -14,7 +14,7 @@ from tidemill.bench.scenario import load
 def test_saturation_of_so_many_slots(slots: int, concurrency: int) -> None:
     """Of a server that does ``slots`` requests at a time, each in half a second."""
 
-    def measure(asked: Closed | Gamma, seconds: float, warmup: float) -> Recording:
+    def measure(asked: Closed | Gamma, seconds: float, warmup: float, timeout: float) -> Recording:
         assert isinstance(asked, Closed)
         rate = 2 * min(slots, asked.concurrency)
         records = [

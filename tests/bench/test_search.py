@@ -33,7 +33,9 @@ class Virtual:
         self.now = 0.0
         self.asked: list[tuple[float, float]] = []  # rates, and seconds of the window
 
-    def measure(self, load: Closed | Gamma, seconds: float, warmup: float) -> Recording:
+    def measure(
+        self, load: Closed | Gamma, seconds: float, warmup: float, timeout: float
+    ) -> Recording:
         rng = random.Random(f"{load} {self.now}")
         if isinstance(load, Closed):
             rate, due = 0.0, [i * EACH for i in range(int(seconds / EACH))]
@@ -57,8 +59,10 @@ class Queue(Virtual):
         super().__init__(lambda rate, rng: (0.0, None))
         self._slots = slots
 
-    def measure(self, load: Closed | Gamma, seconds: float, warmup: float) -> Recording:
-        recording = super().measure(load, seconds, warmup)
+    def measure(
+        self, load: Closed | Gamma, seconds: float, warmup: float, timeout: float
+    ) -> Recording:
+        recording = super().measure(load, seconds, warmup, timeout)
         free = [0.0] * self._slots
         for r in recording.records:
             begins = max(r.due, heapq.heappop(free))
@@ -112,7 +116,7 @@ def test_what_waits_for_too_long_is_missed_before_all_is_in_use() -> None:
     result = found(server, budget=1e6)
 
     def long_run(rate: float) -> float:
-        recording = server.measure(Gamma(rate), 3000.0, 10.0)
+        recording = server.measure(Gamma(rate), 3000.0, 10.0, 30.0)
         return sum(map(SLO.met_by, recording.records)) / len(recording.records)
 
     assert result.met is not None
@@ -279,13 +283,13 @@ def test_wilson_intervals_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(("share", "grows"), [(0.5, False), (0.9, False), (1.2, True)])
 def test_a_queue_that_grows(share: float, grows: bool) -> None:
     server = Queue(slots=4)
-    verdicts = [grown(server.measure(Gamma(share * 20), 60.0, 2.0)) > 0 for _ in range(20)]
+    verdicts = [grown(server.measure(Gamma(share * 20), 60.0, 2.0, 30.0)) > 0 for _ in range(20)]
     assert verdicts.count(grows) >= 19
 
 
 def test_an_endpoint_that_is_only_slow_has_no_queue() -> None:
     server = Virtual(lambda rate, rng: (3.0, None))
-    assert grown(server.measure(Gamma(50.0), 60.0, 10.0)) == 0
+    assert grown(server.measure(Gamma(50.0), 60.0, 10.0, 30.0)) == 0
 
 
 def test_a_bracket_ends_at_the_lowest_that_is_missed() -> None:

@@ -45,7 +45,7 @@ def saturate(
     best = Saturation(0.0, 1)
     concurrency = 1
     while concurrency <= _MOST_AT_A_TIME:
-        recording = measure(Closed(concurrency), trial, min(2.0, trial / 4))
+        recording = measure(Closed(concurrency), trial, min(2.0, trial / 4), math.inf)
         rate = _ended(recording)
         say(f"{concurrency} at a time: {rate:.3g} requests/s")
         if rate < best.rate * _GAIN or not rate:

@@ -49,13 +49,14 @@ _MOST_HALVINGS = 6
 _BASELINE_SECONDS = 3.0
 _LEAST_SECONDS = 5.0
 _LEAST_REQUESTS = 10
+_LEAST_PATIENCE = 30.0
 _LIVES = 100
 """Of requests, one after the other, that a trial is to hold: queues take long to settle."""
 
 
-Measure = Callable[[Closed | Gamma, float, float], Recording]
-"""A run: load, seconds of the window, seconds of warm-up. No two may have the same prompts, which
-an endpoint could have in its cache."""
+Measure = Callable[[Closed | Gamma, float, float, float], Recording]
+"""A run: load, seconds of the window, seconds of warm-up, most seconds of a request. No two may
+have the same prompts, which an endpoint could have in its cache."""
 
 Limit = Literal["endpoint", "load generator"]
 """Who it is that misses."""
@@ -95,8 +96,8 @@ class Aim(msgspec.Struct, frozen=True):
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """What was found of one rate. ``share`` of its requests meet the SLO, and with a confidence of
-    95 % each at least ``low`` and at most ``high``. ``why`` it is missed, and whether it is
-    ``sure`` rather than the likelier of the two. ``limit``: whose fault a miss is."""
+    95 % each at least ``low`` and at most ``high``. ``sure``: it is not only the likelier of the
+    two. ``why`` it is missed, if not by that share; ``limit``: whose fault a miss is."""
 
     rate: float
     met: bool
@@ -138,12 +139,14 @@ def search(
         return Found(met=met, missed=missed, stopped=stopped, rates=rates, seconds=clock() - began)
 
     say("one request at a time")
-    alone = _due(measure(Closed(1), _BASELINE_SECONDS, 0.0))
+    alone = _due(measure(Closed(1), _BASELINE_SECONDS, 0.0, math.inf))
     if sum(map(aim.slo.met_by, alone)) * 2 <= len(alone):
         return end("most requests miss the SLO even if there is but one at a time")
     each = statistics.fmean(r.ended - r.sent for r in alone)
     start = min(aim.max_rate, rounded(1 / max(each, 1e-4)))
     say(_estimate(aim, start, each))
+    # Whoever waits for longer has missed the SLO, and would only hold up the search.
+    patience = max(_LEAST_PATIENCE, 20 * each, 2 * (aim.slo.ttft or 0), 2 * (aim.slo.e2e or 0))
     while True:
         rate = _next([judged[rate] for rate in sorted(judged)], start, aim)
         if isinstance(rate, str):
@@ -153,7 +156,7 @@ def search(
         warmup = min(seconds, max(1.0, 2 * each))
         if clock() - began + warmup + seconds > aim.budget:
             return end(f"the time is up ({aim.budget / 60:.3g} minutes)")
-        before.append(measure(Gamma(rate, aim.burstiness), seconds, warmup))
+        before.append(measure(Gamma(rate, aim.burstiness), seconds, warmup, patience))
         judged[rate] = judge(rate, before, aim)
         say(words(judged[rate]))
 
@@ -230,7 +233,7 @@ def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
     due = [_due(trial) for trial in trials]
     flags = [[aim.slo.met_by(r) for r in requests] for requests in due]
     share, low, high = share_of(flags)
-    why = ""
+    met, why = share >= aim.attain, ""
     limit: Limit = "endpoint"
     sure = high < aim.attain or (
         low >= aim.attain and (aim.bounds_waiting or len(due[-1]) >= 2 * _SEEN)
@@ -238,29 +241,26 @@ def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
     errors = Counter(r.error for requests in due for r in requests if r.error is not None)
     grows = [grown(trial) for trial in trials]
     if errors:
-        why, sure = _errors(errors), errors.total() > 1
+        met, why, sure = False, _errors(errors), errors.total() > 1
         limit = "load generator" if "exhausted" in errors else limit
     elif grows[-1] > 0:  # the longest one
-        why = f"the queue grows by {grows[-1]:.0%} of the requests"
+        met, why = False, f"the queue grows by {grows[-1]:.0%} of the requests"
         sure = sum(growth > 0 for growth in grows) > 1
-    elif share < aim.attain:
-        why = f"the SLO is met by {share:.1%}"
-        if share_of(_as_sent(due, aim.slo))[0] >= aim.attain:
-            limit = "load generator"
+    elif not met and share_of(_as_sent(due, aim.slo))[0] >= aim.attain:
+        limit = "load generator"
     return Rate(
-        rate=rate, met=not why, sure=sure and len(trials) > 1, trials=len(trials),
+        rate=rate, met=met, sure=sure and len(trials) > 1, trials=len(trials),
         requests=sum(map(len, due)), share=share, low=low, high=high, why=why, limit=limit,
     )  # fmt: skip
 
 
 def words(rate: Rate) -> str:
     """One rate in a line."""
-    verdict = "met" if rate.met else "missed"
-    sure = "" if rate.sure else " (likely)"
+    verdict = ("met" if rate.met else "missed") + ("" if rate.sure else ", not sure")
     why = f"; {rate.why}" if rate.why else ""
     return (
-        f"{rate.rate:.3g} requests/s: {verdict}{sure} by {rate.share:.1%} of {rate.requests} "
-        f"({rate.low:.1%} to {rate.high:.1%}){why}"
+        f"{rate.rate:.4g} requests/s: {verdict}; {rate.share:.1%} of {rate.requests} requests meet "
+        f"it ({rate.low:.1%} to {rate.high:.1%}){why}"
     )
 
 

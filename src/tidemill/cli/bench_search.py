@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +61,9 @@ class _Points:
         self.progress = progress
         self.results: list[Result] = []
 
-    def measure(self, load: Closed | Gamma, seconds: float, warmup: float) -> Recording:
+    def measure(
+        self, load: Closed | Gamma, seconds: float, warmup: float, timeout: float
+    ) -> Recording:
         import msgspec
 
         from tidemill.bench.arrivals import Closed
@@ -74,7 +77,12 @@ class _Points:
             series=f"{self._series}-{kind}",
         )
         scenario = msgspec.structs.replace(
-            self._scenario, load=load, seconds=seconds, warmup=warmup, requests=0
+            self._scenario,
+            load=load,
+            seconds=seconds,
+            warmup=warmup,
+            timeout=min(timeout, self._scenario.timeout),
+            requests=0,
         )
         result, recording = self._server.measure(
             prepare(scenario, settings.seed), settings, self.progress.run
@@ -220,7 +228,7 @@ def curve(
             "and what comes late"
         )
         for load in loads:
-            points.measure(load, trial, warmup)
+            points.measure(load, trial, warmup, math.inf)
     asked.write_json({"results": points.results})
     if asked.prints:
         click.echo(table(points.results))
