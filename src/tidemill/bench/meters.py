@@ -56,15 +56,17 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def sample(self) -> None:
-        """Take one now: where reading is slow there are few, and a window has two ends."""
+    def sample(self) -> float:
+        """Take one now, which it returns: where reading is slow there are few, and a window has two
+        ends."""
         with self._taking:
-            self.take(self._pids(), time.monotonic())
+            now = time.monotonic()
+            self.take(self._pids(), now)
+        return now
 
     def _run(self) -> None:
         while True:
-            began = time.monotonic()
-            self.sample()
+            began = self.sample()
             took = time.monotonic() - began
             if self._ended.wait(max(_EVERY, took / _LARGEST_SHARE)):
                 return
