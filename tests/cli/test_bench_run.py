@@ -88,6 +88,28 @@ def test_json_alone_and_options(tidemill: Tidemill, url: str, mine: Path) -> Non
     assert found["target"]["model"] == "other"
 
 
+def test_what_a_million_tokens_cost(tidemill: Tidemill, url: str, mine: Path) -> None:
+    done = run(
+        tidemill, url, "--scenario", mine, "--price-per-hour", 3, "--people-per-hour", 1,
+        "--power-price", 0.5, "--watts", 200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "(4.1 an hour: machine + people + power)" in done.stdout
+    assert "(estimate: --watts)" in done.stdout
+    assert "not known: cores, cpu seconds, memory: the server was not started here" in done.stdout
+    done = run(tidemill, url, "--scenario", mine, "--price-per-hour", -1)
+    assert "--price-per-hour" in done.stderr
+
+
+def test_engines_are_listed_with_how_to_get_them(tidemill: Tidemill) -> None:
+    done = tidemill("bench", "engines")
+    assert done.returncode == 0, done.stderr
+    assert "tidemill      0." in done.stdout
+    assert "tested with the engine" in done.stdout
+    assert "text-generation-inference" in done.stdout
+    assert done.stdout.count("takes a ") == 9
+
+
 def test_keys_are_sent_and_not_kept(tidemill: Tidemill, mine: Path) -> None:
     event = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b"
@@ -116,7 +138,10 @@ def test_tidemill_is_started_and_measured(
     assert found["summary"]["mean_output_tokens"] == 4
     assert found["summary"]["counted"]
     assert len(found["summary"]["watched"]) >= 2  # the front end, and its worker
-    assert found["per_core"] == found["summary"]["output_rate"]
+    assert found["resources"]["memory"]["peak"] > 20 << 20
+    assert found["resources"]["cpu_seconds"] > 0
+    assert found["resources"]["density"]["per_core_given"] == found["summary"]["output_rate"]
+    assert "no price" in found["resources"]["unknown"]["cost"]
     assert "--speculative" in found["target"]["command"]
     assert found["target"]["engine"] == "tidemill"
 
@@ -253,7 +278,8 @@ def test_wrong_options(tidemill: Tidemill, arguments: tuple[str, ...], said: str
         ("tidemill", ("--model", "x"), "--target tidemill:MODEL"),
         ("tidemill", ("--api-key", "x"), "an engine gets its own"),
         ("tidemill:no/such/file.gguf", (), "no/such/file.gguf"),
-        ("vllm:x", (), "vllm serve MODEL"),
+        ("tgi:x", (), "start that by hand and give its URL"),
+        ("sglang", (), "which model? Give it as sglang:MODEL, Hugging Face folder"),
     ],
 )
 def test_wrong_targets(

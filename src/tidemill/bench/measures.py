@@ -111,6 +111,8 @@ class Summary(msgspec.Struct, kw_only=True):
     invalid: str | None
     short: int = 0
     """Of the good answers, how many are known to have fewer tokens than they could have."""
+    long: int = 0
+    """And how many to have more."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
@@ -152,6 +154,7 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         watched=recording.watched,
         invalid=_invalid(len(due), delay_p99),
         short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
+        long=sum(r.output_tokens is not None and r.output_tokens > r.asked for r in good),
         verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 

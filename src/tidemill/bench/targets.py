@@ -6,22 +6,23 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from tidemill.bench.client import Client, Endpoint
-from tidemill.bench.engines import BY_HAND, ENGINES, Engine, TargetError
+from tidemill.bench.engines import ENGINES, Engine, TargetError
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Fixed, Prompt, Shape
 
 _LIST_SECONDS = 15.0
 _LIST_BYTES = 1 << 22
 
-GREEDY: dict[str, Any] = {"temperature": 0}
-FULL_LENGTH: dict[str, Any] = {"ignore_eos": True}
-"""What makes answers as long as they may be, with most engines that run on one's own hardware."""
+GREEDY, FULL_LENGTH = Engine.greedy, Engine.full_length
+"""What makes answers greedy, and as long as they may be, with most engines that run on one's own
+hardware: what a URL is asked with."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -41,14 +42,8 @@ def parse(text: str) -> Target:
         engine = ENGINES[name]
         model = model or engine.default_model or ""
         if not model:
-            raise TargetError(f"which model? Give it as {name}:FILE")
+            raise TargetError(f"which model? Give it as {name}:MODEL, {' or '.join(engine.takes)}")
         return Target(engine=engine, model=model)
-    if name in BY_HAND:
-        command, url = BY_HAND[name]
-        raise TargetError(
-            f"{name} is not started here: start it yourself (`{command}`), and give its address, "
-            f"such as --target {url}"
-        )
     raise TargetError(
         f"{text!r} is neither a URL, such as http://127.0.0.1:8000/v1, nor an engine that is "
         f"started here: {', '.join(ENGINES)}, with :MODEL behind it. Any other engine with an "
@@ -133,12 +128,15 @@ def choose_model(url: str, api_key: str | None) -> str:
     return names[0]
 
 
-async def settle(endpoint: Endpoint, tenant: str, *, full_length: bool, timeout: float) -> Endpoint:
-    """How the endpoint can be asked: with as much of greedy sampling, answers of full length
-    (if wanted) and counts of tokens as it takes. Raises TargetError if it answers to nothing."""
+async def settle(
+    endpoint: Endpoint, tenant: str, *, full_length: Mapping[str, Any], timeout: float
+) -> Endpoint:
+    """How the endpoint can be asked: with as much of greedy sampling, the fields that make answers
+    of full length (if wanted) and counts of tokens as it takes. Raises TargetError if it answers to
+    nothing."""
     attempts = [endpoint]
     if full_length:
-        attempts.insert(0, _asking(endpoint, endpoint.extra | FULL_LENGTH))
+        attempts.insert(0, _asking(endpoint, endpoint.extra | dict(full_length)))
     attempts += [_asking(endpoint, {}), _asking(endpoint, {}, usage=False)]
     answer = Answer([])
     for attempt in attempts:
@@ -152,8 +150,8 @@ async def settle(endpoint: Endpoint, tenant: str, *, full_length: bool, timeout:
     )
 
 
-def _asking(endpoint: Endpoint, extra: dict[str, Any], *, usage: bool = True) -> Endpoint:
-    return msgspec.structs.replace(endpoint, extra=extra, usage=usage)
+def _asking(endpoint: Endpoint, extra: Mapping[str, Any], *, usage: bool = True) -> Endpoint:
+    return msgspec.structs.replace(endpoint, extra=dict(extra), usage=usage)
 
 
 async def _try(endpoint: Endpoint, tenant: str, timeout: float) -> Answer:

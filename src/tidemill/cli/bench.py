@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_engines import engines
+from tidemill.cli.bench_results import results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
 from tidemill.cli.options import threads_option
 
@@ -43,7 +45,7 @@ def bench(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (run, list_scenarios, show, selftest):
+for _command in (run, list_scenarios, show, engines, results, rm, selftest):
     bench.add_command(_command)
 
 

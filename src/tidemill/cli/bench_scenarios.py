@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_engines import prices_options
 from tidemill.cli.options import Number, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
+    from tidemill.bench.resources import Prices
     from tidemill.bench.result import Result, Settings
     from tidemill.bench.run import Progress
     from tidemill.bench.scenario import Scenario
@@ -66,7 +68,8 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
 @click.command("run", short_help="Measure a server, or an engine that is started for it.")
 @click.option(
     "--target", required=True, metavar="URL|ENGINE[:MODEL]",
-    help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL.",
+    help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL ... "
+    "(see `tidemill bench engines`).",
 )  # fmt: skip
 @click.option(
     "--scenario", "scenarios", required=True, multiple=True, metavar="NAME|FILE.toml|all",
@@ -104,8 +107,15 @@ _POSITIVE = Number(min=0, min_open=True, max=1e6)
     help="The key of one of a scenario's tenants; repeatable.",
 )  # fmt: skip
 @threads_option
-@click.option("--binary", metavar="FILE", help="The llama-server to start, if not that on PATH.")
+@click.option(
+    "--binary", "--python", metavar="FILE",
+    help="The engine's program (llama-server, vllm ...), or the interpreter that has its package.",
+)  # fmt: skip
 @click.option("--engine-args", default="", metavar="TEXT", help="More arguments for the engine.")
+@prices_options
+@click.option("--name", help="What to call the results; runs of one name are repeats.")
+@click.option("--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`).")
+@click.option("--keep-text", is_flag=True, help="Keep the answers' text, too.")
 def run(
     target: str,
     scenarios: tuple[str, ...],
@@ -123,6 +133,10 @@ def run(
     threads: int | None,
     binary: str | None,
     engine_args: str,
+    prices: Prices,
+    name: str | None,
+    no_keep: bool,
+    keep_text: bool,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -139,10 +153,10 @@ def run(
     from tidemill.bench.result import Settings
     from tidemill.hardware import usable_cores
 
-    names = [name for given in scenarios for name in (known.names() if given == "all" else [given])]
+    names = [one for given in scenarios for one in (known.names() if given == "all" else [given])]
     chosen = [
-        _changed(known.load(name), window, rate, concurrency, scale, timeout)
-        for name in dict.fromkeys(names)
+        _changed(known.load(one), window, rate, concurrency, scale, timeout)
+        for one in dict.fromkeys(names)
     ]
     try:
         arguments = tuple(shlex.split(engine_args))
@@ -151,9 +165,10 @@ def run(
     settings = Settings(
         slo=slo, seed=seed, api_key=api_key, keys=dict(tenant_keys),
         threads=threads or usable_cores(), binary=binary, arguments=arguments,
+        prices=prices, name=name, keep_text=keep_text,
     )  # fmt: skip
     who, settings = _whom(targets.parse(target), model, settings)
-    _measure_all(chosen, who, settings, json_file)
+    _measure_all(chosen, who, settings, json_file, keep=not no_keep)
 
 
 def _changed(
@@ -202,31 +217,39 @@ def _whom(target: Target, model: str | None, settings: Settings) -> tuple[Target
         path = resolve(target.model or "", progress=progress)
     finally:
         progress.close()
+    target.engine.check(path)
     return target, msgspec.structs.replace(settings, path=path)
 
 
 def _measure_all(
-    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None
-) -> None:
+    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None, *,
+    keep: bool,
+) -> None:  # fmt: skip
     from tidemill.bench.engines import TargetError
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
+    from tidemill.cli.bench_results import Keeper
 
     if json_file is not None and json_file != "-":
         with open(json_file, "ab"):  # can it be written? Better known now than in an hour
             pass
+    keeper = Keeper() if keep else None
     results: list[Result] = []
     failures = 0
     for scenario in scenarios:
         try:
             with _progress(scenario.name) as (say, on_progress):
-                result = measure(scenario, target, settings, say=say, on_progress=on_progress)
+                result, recording = measure(
+                    scenario, target, settings, say=say, on_progress=on_progress
+                )
         except TargetError as error:
             if len(scenarios) == 1:
                 raise
             failures += 1
             click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
             continue
+        if keeper is not None:
+            keeper.keep(result, recording)
         results.append(result)
         if json_file != "-":
             click.echo(text(result) + "\n" * (len(scenarios) > 1))
