@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.bench.arrivals import Closed, Gamma, Load
+from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import SHARES, Summary
 from tidemill.bench.resources import Resources
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.starts import Start, medians
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Lengths, LogNormal, Shape, Uniform
 
 _LATENCIES = {
@@ -46,7 +47,10 @@ def _figures(result: Result) -> Iterator[str]:
     summary = result.summary
     if summary is None:
         return
-    yield f"  load: {load_words(result.scenario.load)}, {summary.seconds:.0f} s measured"
+    bursts = ""
+    if summary.variation is not None and not isinstance(result.scenario.load, Closed):
+        bursts = f", gaps with a coefficient of variation of {summary.variation:.1f}"
+    yield f"  load: {load_words(result.scenario.load)}{bursts}, {summary.seconds:.0f} s measured"
     yield from _latencies(summary)
     yield f"  {_rates(summary)}"
     if result.resources is not None:
@@ -194,7 +198,7 @@ def _bare(value: float) -> str:
 # ---- scenarios
 
 
-def load_words(load: Load | Starts) -> str:
+def load_words(load: Closed | Gamma | TraceFile | Starts) -> str:
     if isinstance(load, Closed):
         return f"{load.concurrency} at a time"
     if isinstance(load, Gamma):
@@ -202,7 +206,8 @@ def load_words(load: Load | Starts) -> str:
         return f"{load.rate:g} requests/s{bursts}"
     if isinstance(load, Starts):
         return f"{load.repeats} starts cold, {load.repeats} warm"
-    return f"a trace of {len(load.timestamps)} requests"
+    faster = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+    return f"the trace {load.file}{faster}"
 
 
 def describe(scenario: Scenario) -> str:
@@ -213,7 +218,9 @@ def describe(scenario: Scenario) -> str:
     ]
     if not isinstance(scenario.load, Starts):
         lines.append(f"  measured  {scenario.seconds:g} s, after {scenario.warmup:g} s of warm-up")
-    lines += [f"  SLO       {scenario.slo or 'none'}", f"  context   {scenario.context} tokens"]
+    lines.append(f"  SLO       {scenario.slo or 'none'}")
+    if scenario.shapes:
+        lines.append(f"  context   {scenario.context} tokens")
     for shape in scenario.shapes:
         lines.append(f"  {shape.name:9} {_shape_words(shape)}")
     return "\n".join([*lines, f"  source    {scenario.source}"])

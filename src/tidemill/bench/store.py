@@ -68,6 +68,10 @@ class StoreError(ValueError):
     """A result that cannot be kept or read: the message says which, and why."""
 
 
+class UnknownResult(StoreError):
+    """There is none of that id."""
+
+
 class MissingDuckDB(StoreError):
     def __init__(self) -> None:
         super().__init__("results are kept with DuckDB: pip install 'tidemill[bench]'")
@@ -159,6 +163,8 @@ class Store:
             )
         except (msgspec.MsgspecError, _database_error()) as error:
             raise StoreError(f"{path} is damaged: {_first_line(error)}") from None
+        if any(record.error is None and not record.times for record in recording.records):
+            raise StoreError(f"{path} is damaged: a good answer has no times")
         return recording
 
     def remove(self, id: str) -> str:

@@ -1,15 +1,16 @@
-"""``tidemill bench results`` and ``rm``: what was measured before."""
+"""``tidemill bench results``, ``compare`` and ``rm``: what was measured before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidemill.cli.table import table
 
 if TYPE_CHECKING:
+    from tidemill.bench.compare import Comparison
     from tidemill.bench.records import Recording
     from tidemill.bench.result import Result
     from tidemill.bench.store import Store
@@ -39,6 +40,29 @@ class Keeper:
             click.echo(f"tidemill: not kept: {error}", err=True)
             if isinstance(error, MissingDuckDB):
                 self._store = None  # said once is enough
+
+
+def show_result(id: str, by_definitions: bool) -> None:
+    """What ``bench show`` does with an id. Raises ScenarioError if nothing is called so."""
+    from tidemill.bench import definitions, report
+    from tidemill.bench import scenario as known
+    from tidemill.bench.store import UnknownResult
+
+    store = open_store()
+    try:
+        result = store.get(id)
+    except UnknownResult:
+        raise known.ScenarioError(
+            f"there is no scenario {id!r}, and no result; scenarios are {', '.join(known.names())};"
+            " `tidemill bench results` lists results"
+        ) from None
+    if not by_definitions:
+        click.echo(report.text(result))
+        return
+    recording = store.recording(id)
+    if recording is None:
+        raise click.ClickException(f"{result.id} has no requests, only starts")
+    click.echo(definitions.text(definitions.definitions(recording, result.slo)))
 
 
 @click.command("results")
@@ -104,3 +128,53 @@ def rm(ids: tuple[str, ...]) -> None:
     store = open_store()
     for found in [store.find(id) for id in ids]:  # all are there, or none is removed
         click.echo(f"{store.remove(found)}: removed")
+
+
+@click.command("compare", short_help="Say whether one result is better than another.")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--scenario", help="Only this one of several that both have.")
+@click.option("--force", is_flag=True, help="Compare even if they were not asked the same.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--markdown", "as_markdown", is_flag=True, help="As Markdown.")
+def compare(
+    a: str, b: str, scenario: str | None, force: bool, as_json: bool, as_markdown: bool
+) -> None:
+    """Say of every figure whether B is better or worse than A, or not to be told from it.
+
+    A and B are IDs of results (`tidemill bench results`), names given by `bench run --name`, of
+    which all runs are taken together as repeats, or files of `bench run --json`.
+    """
+    if as_json and as_markdown:
+        raise click.UsageError("--json or --markdown, not both")
+    from tidemill.bench import compare as comparing
+    from tidemill.bench.compare import words
+    from tidemill.bench.compare.sides import pairs
+
+    found = [
+        comparing.compare(one, other, force=force)
+        for one, other in pairs(a, b, open_store(), scenario)
+    ]
+    if as_json:
+        import msgspec
+
+        data = msgspec.json.encode({"comparisons": [_bare(comparison) for comparison in found]})
+        click.echo(msgspec.json.format(data, indent=2).decode())
+        return
+    as_words = words.markdown if as_markdown else words.text
+    click.echo("\n\n".join(map(as_words, found)))
+
+
+def _bare(comparison: Comparison) -> dict[str, Any]:
+    """Without the results themselves, but their ids."""
+    import msgspec
+
+    sides = {
+        name: {
+            "label": side.label,
+            "target": side.first.target,
+            "results": [result.id for result in side.results],
+        }
+        for name, side in (("a", comparison.a), ("b", comparison.b))
+    }
+    return msgspec.structs.asdict(comparison) | sides

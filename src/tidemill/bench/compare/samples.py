@@ -1,0 +1,172 @@
+"""What one side knows of each figure: its value in each run, or resamples of a single one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tidemill.bench.compare.base import Side
+from tidemill.bench.measures import LATENCIES, SHARES, Slo, summarise
+from tidemill.bench.records import Record, Recording
+from tidemill.bench.result import Result
+from tidemill.bench.statistics import (
+    RESAMPLES,
+    Estimate,
+    Floats,
+    block_weights,
+    resampled_percentiles,
+)
+
+_BINS = 60
+"""Parts of the window, whose rates are resampled."""
+
+
+class Sample(NamedTuple):
+    """``values``: of each run. ``draws``: of a single run, what it might have been; None if that is
+    not known."""
+
+    values: list[float]
+    draws: Floats | None = None
+
+
+class Samples:
+    """All figures of one side that are known of all of its runs, by name (``verdicts.KINDS``).
+
+    ``single``: of each latency the values of all requests. ``slo`` is None where the two sides do
+    not have the same. ``stream`` is another one for each side, or the same run would be resampled
+    in the same way, and never differ from itself.
+    """
+
+    def __init__(self, side: Side, slo: Slo | None, stream: int) -> None:
+        self.good = min((summary.good for summary in side.summaries), default=0)
+        self.single: dict[str, list[float]] = {}
+        runs = []
+        for result, recording in zip(side.results, side.recordings, strict=True):
+            rng = np.random.default_rng([stream, len(runs)])
+            found = _of_result(result)
+            if recording is None:
+                found |= _of_summary(result, slo, rng)
+            else:
+                found |= _Measured(recording, slo, rng).figures
+                for record in _due(recording):
+                    if record.error is None:
+                        for name, of in LATENCIES.items():
+                            self.single.setdefault(name, []).extend(of(record))
+            runs.append(found)
+        self.figures = {
+            name: Sample(
+                [value for run in runs for value in run[name].values],
+                runs[0][name].draws if len(runs) == 1 else None,
+            )
+            for name in runs[0]
+            if all(name in run for run in runs)
+        }
+
+
+def _due(recording: Recording) -> list[Record]:
+    """What was due in the window, in that order."""
+    window = recording.window
+    found = [r for r in recording.records if window.opened <= r.due < window.closed]
+    return sorted(found, key=lambda record: record.due)
+
+
+class _Measured:
+    """The figures of one recording, with resamples."""
+
+    def __init__(self, recording: Recording, slo: Slo | None, rng: np.random.Generator) -> None:
+        self.figures: dict[str, Sample] = {}
+        self._window = recording.window
+        self._rng = rng
+        summary = summarise(recording, slo)
+        due = _due(recording)
+        good = [record for record in due if record.error is None]
+        for name, percentiles in summary.latency.items():
+            groups = [LATENCIES[name](record) for record in good]
+            weights = block_weights(len(groups), rng)
+            draws = resampled_percentiles(groups, list(SHARES.values()), weights)
+            for share, column in zip(SHARES, draws.T, strict=True):
+                self.figures[f"{name} {share}"] = Sample([percentiles[share].value], column)
+        pieces = [(t, r.tokens / len(r.times)) for r in recording.records for t in r.times]
+        self._rate("output rate", summary.output_rate, pieces)
+        ends = [(r.ended, float(r.error is None)) for r in recording.records]
+        self._rate("request rate", summary.request_rate, ends)
+        if slo is not None:
+            met = [(record.due, float(slo.met_by(record))) for record in due]
+            self._rate("goodput", summary.goodput or 0.0, met)
+            self._mean("SLO attained", [value for _, value in met])
+        self._mean("errors", [float(record.error is not None) for record in due])
+        checked = [record.verdict for record in good if record.verdict is not None]
+        self._mean("right answers", [float(verdict == "right") for verdict in checked])
+        self._mean("answer length", [float(record.tokens) for record in good])
+
+    def _mean(self, name: str, values: Sequence[float]) -> None:
+        if values:
+            kept = np.asarray(values)
+            draws = [kept @ weights for weights in block_weights(len(kept), self._rng)]
+            self.figures[name] = Sample([float(kept.mean())], np.array(draws) / len(kept))
+
+    def _rate(self, name: str, value: float, events: Sequence[tuple[float, float]]) -> None:
+        """``events``: moments, and what each counts."""
+        moments, counts = np.asarray(events, np.float64).reshape(-1, 2).T
+        window = (self._window.opened, self._window.closed)
+        bins, _ = np.histogram(moments, _BINS, window, weights=counts)
+        draws = [bins @ weights for weights in block_weights(_BINS, self._rng)]
+        self.figures[name] = Sample([value], np.array(draws) / self._window.seconds)
+
+
+def _of_result(result: Result) -> dict[str, Sample]:
+    """What has one value for each run. Of cold starts each start counts as a run."""
+    found: dict[str, Sample] = {}
+    for start in result.starts:
+        for phase in ("listening", "ready", "first_token"):
+            name = f"{'cold' if start.cold else 'warm'} {phase.replace('_', ' ')}"
+            found.setdefault(name, Sample([])).values.append(getattr(start, phase))
+    known: dict[str, float | None] = {"output per core": result.per_core}
+    if (resources := result.resources) is not None:
+        if resources.memory is not None:
+            known["memory"] = float(resources.memory.peak)
+        known["output per core used"] = resources.density.per_core_used
+        if resources.density.per_watt:
+            known["energy per token"] = 1 / resources.density.per_watt
+        if resources.cost is not None:
+            known["cost per 10^6 tokens"] = resources.cost.output
+    return found | {name: Sample([value]) for name, value in known.items() if value is not None}
+
+
+def _of_summary(result: Result, slo: Slo | None, rng: np.random.Generator) -> dict[str, Sample]:
+    """Where there are no records. Resamples are of a log-normal distribution as wide as a latency's
+    interval, and of a binomial one for shares, as if requests were independent."""
+    summary = result.summary
+    if summary is None:
+        return {}
+    found = {
+        f"{name} {share}": Sample([estimate.value], _log_normal(estimate, rng))
+        for name, percentiles in summary.latency.items()
+        for share, estimate in percentiles.items()
+    }
+    found["output rate"] = Sample([summary.output_rate])
+    found["request rate"] = Sample([summary.request_rate])
+    if summary.good:
+        found["answer length"] = Sample([summary.mean_output_tokens])
+    shares = {
+        "errors": (sum(summary.errors.values()), summary.requests),
+        "right answers": (summary.verdicts.get("right", 0), sum(summary.verdicts.values())),
+    }
+    if slo is not None and summary.attained is not None and summary.goodput is not None:
+        found["goodput"] = Sample([summary.goodput])
+        shares["SLO attained"] = (round(summary.attained * summary.requests), summary.requests)
+    for name, (count, of) in shares.items():
+        if of:
+            found[name] = Sample([count / of], rng.binomial(of, count / of, RESAMPLES) / of)
+    return found
+
+
+def _log_normal(estimate: Estimate, rng: np.random.Generator) -> Floats | None:
+    if not 0 < estimate.low <= estimate.high:
+        return None
+    sigma = math.log(estimate.high / estimate.low) / (2 * 1.96)
+    found: Floats = estimate.value * np.exp(sigma * rng.standard_normal(RESAMPLES))
+    return found
