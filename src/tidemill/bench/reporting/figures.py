@@ -27,13 +27,13 @@ INK, MUTED, GRID, SHADE, LIMIT = map(stand_in, ("ink", "muted", "grid", "shade",
 
 SETTINGS = {
     "svg.fonttype": "none", "svg.hashsalt": "tidemill", "text.parse_math": False,
-    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
+    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": svg.SIZE, "text.color": INK,
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "axes.linewidth": 0.8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "axes.facecolor": "none", "figure.facecolor": "none",
     "figure.edgecolor": "none", "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED,
     "ytick.color": MUTED, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": 9,
+    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": svg.SIZE,
     "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "path.simplify": True,
 }  # fmt: skip
 """Of matplotlib, in place of its defaults and of what a file of the user's says."""
@@ -66,7 +66,7 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
     entries = dict(zip(reversed(labels), reversed(handles), strict=True))
     names = list(dict.fromkeys(labels))
     widest = max(map(len, names), default=0)
-    columns = max(1, min(len(names), 52 // (widest + 7)))
+    columns = max(1, min(len(names), 62 // (widest + 7)))
     figure.legend(
         [entries[name] for name in names], names, loc="outside upper left", ncols=columns,
         borderaxespad=0.2, columnspacing=1.4,
