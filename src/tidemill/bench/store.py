@@ -136,7 +136,7 @@ class Store:
         if beginning in found:
             return beginning
         if not found:
-            raise StoreError(
+            raise UnknownResult(
                 f"there is no result {beginning!r}: `tidemill bench results` lists all"
             )
         if len(found) > 1:
