@@ -215,12 +215,19 @@ def test_commands_measure_the_same_again(change: dict[str, object], options: str
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.25, 0.33, 0.5, 2.0, 10.0])
-def test_lengths_that_were_scaled_are_found_again(factor: float) -> None:
-    scenario = load("rag").scaled(factor)
+@pytest.mark.parametrize("name", ["rag", "json-extraction", "agentic-coding"])
+def test_lengths_that_were_scaled_are_found_again(name: str, factor: float) -> None:
+    scenario = load(name).scaled(factor)
     found = appendix._options(scenario)
     assert found is not None
     assert found[0] == "--scale"
-    assert load("rag").scaled(float(found[1])) == scenario
+    assert load(name).scaled(float(found[1])) == scenario
+
+
+def test_another_program_is_named() -> None:
+    run = measurement(engine="llama.cpp")
+    run.result.target.command[0] = "/opt/my server"
+    assert "--threads 2 --binary '/opt/my server' --scenario" in appendix.command(run.result)
 
 
 def test_commands_of_an_address() -> None:

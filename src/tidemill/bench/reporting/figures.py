@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -21,7 +22,8 @@ from tidemill.bench.reporting.words import plain
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
 
-_TICKS = 6
+_APART = 0.13
+"""How far ticks are apart at least, as a share of the axis: their words have to fit."""
 
 INK, MUTED, GRID, SHADE, LIMIT = map(stand_in, ("ink", "muted", "grid", "shade", "limit"))
 
@@ -105,6 +107,7 @@ def _ticks(low: float, high: float) -> list[float]:
             for step in steps
             if low <= step * 10.0**power <= high
         ]
-        if len(found) <= _TICKS:
+        apart = (after / before for before, after in itertools.pairwise(found))
+        if min(apart, default=1.0) >= (high / low) ** _APART:
             return found
-    return found[:: -(-len(found) // _TICKS)]
+    return found[:: -(-len(found) // 6)]
