@@ -234,9 +234,10 @@ class Store:
 
     def _about(self, path: Path) -> dict[str, bytes]:
         """A file's key-value metadata."""
-        query = "SELECT key, value FROM parquet_kv_metadata(?)"
+        database = self._database
         try:
-            rows = self._database.execute(query, [str(path)]).fetchall()
+            query = "SELECT key, value FROM parquet_kv_metadata(?)"
+            rows = database.execute(query, [str(path)]).fetchall()
         except _database_error() as error:
             raise StoreError(f"{path} cannot be read: {_first_line(error)}") from None
         return {key.decode(errors="replace"): value for key, value in rows}

@@ -43,7 +43,7 @@ class Samples:
     def __init__(self, side: Side, slo: Slo | None, stream: int) -> None:
         self.good = min((summary.good for summary in side.summaries), default=0)
         self.single: dict[str, list[float]] = {}
-        runs = []
+        runs: list[dict[str, Sample]] = []
         for result, recording in zip(side.results, side.recordings, strict=True):
             rng = np.random.default_rng([stream, len(runs)])
             found = _of_result(result)
