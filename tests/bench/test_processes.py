@@ -15,6 +15,7 @@ from tidemill.bench.processes import (
     born,
     cpu_seconds,
     family,
+    lives,
     maps_any,
     proportional_bytes,
     resident_bytes,
@@ -49,6 +50,11 @@ def test_times(tmp_path: Path) -> None:
     assert cpu_seconds(7, ended=True, root=root) == pytest.approx(350 * tick)
     assert born(7, root) == 98765
     assert (cpu_seconds(8, root=root), born(8, root)) == (0.0, None)
+    assert lives(7, 98765, root)
+    assert not lives(7, 98764, root)  # another one by now
+    assert not lives(8, None, root)
+    (root / "proc/7/stat").write_text(STAT.replace("name) S", "name) Z"))
+    assert not lives(7, 98765, root)
 
 
 def test_memory(tmp_path: Path) -> None:

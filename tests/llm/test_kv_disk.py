@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -442,6 +443,54 @@ def test_a_disk_that_fails_is_told_of_though_blocks_were_dropped_before(
     tier.close()
     assert len(caplog.records) == 1
     assert "cannot be kept" in caplog.text
+
+
+def test_what_nobody_has_thought_of_ends_it_and_nothing_else(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread's end: told once, found nothing from then on, what is asked is computed."""
+    with opened(model, kv_disk=None) as plain:
+        expected, _ = answer(plain)
+    with opened(model) as llm:
+        answer(llm)
+
+    def fail(*args: object) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(KVFile, "read", fail)
+    other = {"prompt_token_ids": PROMPT["prompt_token_ids"][::-1]}
+    with opened(model) as llm:
+        tier = llm.core._tier
+        names = list(tier._file._slots)
+        assert tier.find(names) == len(names) > 0
+        assert answer(llm) == (expected, 0)
+        tier._thread.join(20)
+        assert not tier._thread.is_alive()
+        assert tier.find(names) == 0
+        assert tier.fetch(names).take() is None
+        before = tier_of(llm)
+        answer(llm, other)
+        assert tier_of(llm).dropped - before.dropped >= FULL // 16
+        assert (tier_of(llm).written, tier_of(llm).blocks) == (before.written, 0)
+    told = [record for record in caplog.records if "no longer kept" in record.message]
+    assert len(told) == len(caplog.records) == 1
+    monkeypatch.undo()
+    with opened(model) as llm:  # the file is sound
+        assert answer(llm)[0] == expected
+
+
+def test_memory_that_is_short_is_for_requests(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(model, kv_disk=None) as plain:
+        expected, _ = answer(plain)
+    with opened(model) as llm:
+
+        def none_left(*args: object) -> np.ndarray:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kv_disk, "np", SimpleNamespace(empty=none_left, uint8=np.uint8))
+            assert answer(llm) == (expected, 0)
+        assert tier_of(llm).dropped > FULL // 16 - 1
 
 
 @pytest.fixture(autouse=True)

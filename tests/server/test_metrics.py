@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.serving import Server, begin_request, serving, until
+from support.serving import Server, begin_request, by_key, serving, until, write_keys
 from tidemill.hardware.energy import EnergyMeters
-from tidemill.server.keys import digest_of
+from tidemill.server.keys import ANYBODY
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Models
 
@@ -241,28 +241,45 @@ def test_what_clients_send_never_becomes_a_label(fresh: Server) -> None:
 
 
 def test_tenants_have_accounts(tiny_chat_model: Path, tmp_path: Path) -> None:
+    """Which are for themselves, and for who may see all: nobody learns whom else there is, nor of
+    models that are not for them."""
     keys = tmp_path / "keys.toml"
-    keys.write_text(
-        f'[[tenants]]\nname = "one"\nsha256 = ["{digest_of("key-one")}"]\n'
-        f'[[tenants]]\nname = "two"\nsha256 = ["{digest_of("key-two")}"]\nmodels = ["else"]\n'
-    )
+    write_keys(
+        keys, "one", "two", "chief", "scraper",
+        two='models = ["else"]', chief="admin = true", scraper="metrics = true",
+    )  # fmt: skip
     options = ("--name", "tiny", "--threads", "1", "--api-key-file", str(keys))
-    one, two = {"Authorization": "Bearer key-one"}, {"Authorization": "Bearer key-two"}
     with serving(str(tiny_chat_model), *options) as server:
-        assert server.request("POST", "/v1/completions", REQUEST, headers=one)[0] == 200
-        assert server.request("POST", "/v1/completions", REQUEST, headers=two)[0] == 403
+        assert server.request("POST", "/v1/completions", REQUEST, by_key("one"))[0] == 200
+        assert server.request("POST", "/v1/completions", REQUEST, by_key("two"))[0] == 403
         assert server.request("POST", "/v1/completions", REQUEST)[0] == 401
         assert server.request("GET", "/metrics")[0] == 401
 
-        def of(name: str, tenant: str) -> float:
-            return samples(server, one)[f"tidemill:tenant_{name}_total"][(("tenant", tenant),)]
+        def of(name: str, asking: str) -> dict[str, float]:
+            found = samples(server, by_key(asking))[f"tidemill:tenant_{name}_total"]
+            return {dict(labels)["tenant"]: value for labels, value in found.items()}
 
-        assert of("generation_tokens", "one") == 5
-        assert of("prompt_tokens", "one") > 0
-        assert (of("refused", "one"), of("refused", "two")) == (0, 1)
-        assert of("requests", "two") == 1
-        assert "anybody" not in str(samples(server, one)["tidemill:tenant_requests_total"])
-        assert of("generation_tokens", "two") == 0
+        for asking in ("scraper", "chief"):
+            assert of("generation_tokens", asking)["one"] == 5
+            assert of("generation_tokens", asking)["two"] == 0
+            assert of("prompt_tokens", asking)["one"] > 0
+            assert of("refused", asking) | {"one": 0, "two": 1} == of("refused", asking)
+            assert of("requests", asking)["two"] == 1
+            assert "anybody" not in of("requests", asking)
+        assert of("generation_tokens", "one") == {"one": 5}
+        assert of("refused", "two") == {"two": 1}
+
+        def models(asking: str) -> set[str]:
+            found = samples(server, by_key(asking))
+            return {
+                dict(labels).get("model_name", "") for each in found.values() for labels in each
+            }
+
+        assert models("one") == models("scraper") == {"tiny", ""}
+        assert models("two") == {""}
+        two = server.request("GET", "/metrics", headers=by_key("two"))[2].decode()
+        assert not [name for name in ("one", "chief", "scraper", "tiny") if f'"{name}"' in two]
+        assert server.request("POST", "/admin/models/tiny/unload", {}, by_key("scraper"))[0] == 403
 
 
 def test_energy_is_there_where_a_meter_is(tmp_path: Path) -> None:
@@ -271,7 +288,7 @@ def test_energy_is_there_where_a_meter_is(tmp_path: Path) -> None:
     for name, text in (("name", "package-0"), ("energy_uj", "5"), ("max_energy_range_uj", "9999")):
         (zone / name).write_text(text)
     text = Metrics(Models([]), EnergyMeters(tmp_path)).text
-    assert b'tidemill:energy_joules_total{meter="package-0"} 0.0' in text()
+    assert b'tidemill:energy_joules_total{meter="package-0"} 0.0' in text(ANYBODY)
     (zone / "energy_uj").write_text("2500005")
-    assert b'tidemill:energy_joules_total{meter="package-0"} 2.5' in text()
-    assert b"energy" not in Metrics(Models([]), EnergyMeters(tmp_path / "none")).text()
+    assert b'tidemill:energy_joules_total{meter="package-0"} 2.5' in text(ANYBODY)
+    assert b"energy" not in Metrics(Models([]), EnergyMeters(tmp_path / "none")).text(ANYBODY)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.llm.loading import OpenModel
 from tidemill.server import models as models_module
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError
@@ -30,21 +31,37 @@ class Loaded:
         self.config = config
         self.worker = Worker()
         self.users = 0
+        self.last_used = 0.0
+        self.unused = asyncio.Event()
+        self.unused.set()
 
-    async def until_unused(self) -> None: ...
+    async def until_unused(self) -> None:
+        await self.unused.wait()
 
 
 class Workshop(Models):
-    """Models whose workers are made when ``gate`` is open; ``made`` are all there ever were."""
+    """Models whose workers are made when ``gate`` is open; ``made`` are all there ever were, and
+    ``most`` is how many there were at once, those included that are being made."""
 
-    def __init__(self) -> None:
-        super().__init__([ModelConfig(source="m")])
+    def __init__(self, *names: str, **options: Any) -> None:
+        super().__init__([ModelConfig(source=name) for name in names or ("m",)], **options)
         self.gate = asyncio.Event()
         self.gate.set()
         self.made: list[Loaded] = []
+        self.most = 0
+        self._making = 0
 
-    async def _start(self, config: ModelConfig) -> LoadedModel:
-        await self.gate.wait()
+    async def _open(self, config: ModelConfig) -> OpenModel:
+        return None  # type: ignore[return-value]
+
+    async def _start(self, config: ModelConfig, opened: OpenModel) -> LoadedModel:
+        self._making += 1
+        self.most = max(self.most, self._making + len(self.running()))
+        try:
+            await self.gate.wait()
+            await asyncio.sleep(0)
+        finally:
+            self._making -= 1
         self.made.append(Loaded(config))
         return self.made[-1]  # type: ignore[return-value]
 
@@ -152,5 +169,90 @@ def test_who_waits_for_a_model_that_is_removed_is_told() -> None:
                 await waiting
             assert caught.value.status == 404
         assert models.running() == []
+
+    run(main())
+
+
+def test_what_is_being_loaded_is_unloaded_once_it_has_been() -> None:
+    async def main() -> None:
+        models = Workshop()
+        models.gate.clear()
+        asked = asyncio.ensure_future(models.get("m"))
+        await settle()
+        unloading = asyncio.ensure_future(models.unload("m"))
+        await settle()
+        assert not unloading.done()
+        models.gate.set()
+        await asyncio.gather(asked, unloading)
+        assert models.running() == models.served() == []
+        assert len(models.made) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("max_loaded", [1, 2])
+def test_no_more_are_loaded_than_may_be_however_many_come_at_once(max_loaded: int) -> None:
+    async def main() -> None:
+        models = Workshop("a", "b", "c", max_loaded=max_loaded)
+        for _ in range(3):
+            asked = [models.get(name) for name in ("a", "b", "c", "b")]
+            await asyncio.gather(*asked)
+        await models.add(ModelConfig(source="d"))
+        assert models.most == max_loaded
+        assert len(models.running()) == len(models.served()) == max_loaded
+
+    run(main())
+
+
+def test_who_is_in_use_makes_room_last() -> None:
+    async def main() -> None:
+        models = Workshop("a", "b", "c", max_loaded=2)
+        used, idle = await models.get("a"), await models.get("b")
+        used.users, idle.last_used = 1, 5.0
+        await models.get("c")
+        assert [model.config.name for model in models.running()] == ["a", "c"]
+
+    run(main())
+
+
+def test_names_stay_one_models_when_replacements_and_new_ones_come_at_once() -> None:
+    async def main() -> None:
+        models = Workshop("a", "b")
+        models.gate.clear()
+        alias = {"aliases": ["same"]}
+        asked = [
+            models.replace("a", ModelConfig(source="x", **alias)),
+            models.replace("b", ModelConfig(source="y", **alias)),
+            models.add(ModelConfig(source="same")),
+        ]
+        waiting = asyncio.gather(*asked, return_exceptions=True)
+        await settle()
+        models.gate.set()
+        done = await waiting
+        refused = [error for error in done if isinstance(error, ApiError)]
+        assert [error.status for error in refused] == [409, 409]
+        assert len(models.running()) == len(models.served()) == 1
+
+    run(main())
+
+
+def test_models_that_come_and_go_while_idle_ones_are_unloaded() -> None:
+    """They are still unloaded after that."""
+
+    async def main() -> None:
+        models = Workshop("a", "b", keep_alive=0.01)
+        first = await models.get("a")
+        await models.get("b")
+        first.unused.clear()
+        watching = asyncio.ensure_future(models.unload_idle())
+        while models.entry("a").model is not None:
+            await asyncio.sleep(0.01)
+        await models.remove("b")
+        await models.add(ModelConfig(source="c"))
+        first.unused.set()
+        while models.running():
+            await asyncio.sleep(0.01)
+        assert not watching.done()
+        watching.cancel()
 
     run(main())

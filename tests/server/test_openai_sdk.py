@@ -256,6 +256,12 @@ def test_what_cannot_be_is_refused_by_name(
         assert isinstance(caught.value.code, str)
 
 
+def test_there_is_no_filling_in_between(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="suffix") as caught:
+        client.completions.create(model="tiny", prompt="def f(", suffix="return x")
+    assert caught.value.param == "suffix"
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -274,6 +275,27 @@ def test_a_full_disk_leaves_what_there_is_in_use(
             write(file, 11)
 
 
+@pytest.mark.parametrize(("number", "left"), [(errno.ENOSPC, 4), (errno.EIO, 2)])
+def test_overwriting_may_fail_as_well(
+    monkeypatch: pytest.MonkeyPatch, number: int, left: int
+) -> None:
+    """Copy-on-write file systems need room for it, and have some again later. What is bad stays."""
+    file = opened(slots=4)
+    write(file, 1, 2, 3, 4)
+
+    def pwrite(*args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        for n in (5, 6):
+            with pytest.raises(OSError):
+                write(file, n)
+    write(file, *range(10, 20))
+    assert len(file) == left
+    assert there(file, range(20)) == list(range(20 - left, 20))
+
+
 def test_some_of_the_disk_is_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
     file = opened()
     write(file, 1, 2)
@@ -292,6 +314,27 @@ def test_processes_have_files_of_their_own() -> None:
     assert there(second, [1, 2]) == [2]
     first.close()
     assert there(opened(), [1, 2]) == [1]
+    assert len(store.list_kv()) == 2
+
+
+def test_files_that_nobody_has_used_for_a_week_are_removed() -> None:
+    """Those of processes that ran beside each other once, and of models that came and went."""
+    files = [opened(), opened(), opened(), opened({"model": "b"}, source="/models/b.gguf")]
+    for file in files:
+        write(file, 1)
+    for file in files[:2] + files[3:]:
+        file.close()
+    for entry in kv.kv_folder().iterdir():
+        if entry.is_dir():
+            os.utime(entry / "index", (time.time() - 8 * 86400,) * 2)
+    first = opened()
+    left = sorted(kept.path.suffix for kept in store.list_kv())
+    assert left == [".0", ".2"]  # the one that is opened, and the one in use
+    assert there(first, [1]) == []
+    assert there(files[2], [1]) == [1]
+    first.close()
+    files[2].close()
+    assert there(opened(), [1]) == []
     assert len(store.list_kv()) == 2
 
 

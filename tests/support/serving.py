@@ -161,11 +161,20 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
 
-def write_keys(file: Path, *names: str) -> None:
-    """A file of tenants whose keys are their names."""
+def write_keys(file: Path, *names: str, **settings: str) -> None:
+    """A file of tenants whose keys are their names. ``settings``: more lines for some of them."""
     file.write_text(
-        "".join(f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n' for name in names)
+        "".join(
+            f'[[tenants]]\nname = "{name}"\nsha256 = ["{digest_of(name)}"]\n'
+            f"{settings.get(name, '')}\n"
+            for name in names
+        )
     )
+
+
+def by_key(key: str) -> dict[str, str]:
+    """The header of a request with that key."""
+    return {"Authorization": f"Bearer {key}"}
 
 
 def send_request(connection: socket.socket, path: str, body: Any, key: str = "") -> None:

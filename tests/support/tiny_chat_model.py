@@ -44,10 +44,12 @@ def write_chat_model(
     control_prefix: str = "<|",
     marker: str | None = None,
     context: int = CONTEXT,
+    pooling: gguf.PoolingType | None = None,
 ) -> Path:
     """Write the model to ``path``. Without a template it is a plain text model; with another
     prefix its control tokens are nobody's. ``marker`` is a text that is one token, and none of
-    the control tokens: the last one, in place of a word."""
+    the control tokens: the last one, in place of a word. With ``pooling`` it is one for
+    embeddings."""
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_name("Tiny Chat")
@@ -61,6 +63,8 @@ def write_chat_model(
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(D_MODEL // HEADS)
     writer.add_vocab_size(VOCAB)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
     _add_tokenizer(writer, template, [control_prefix + name[2:] for name in CONTROL], marker)
     _add_weights(writer, seed)
     writer.write_header_to_file()

@@ -66,13 +66,18 @@ class Sampler:
         cpu = sum(cpu_seconds(pid, ended=True) for pid in pids)
         if self.samples:  # the time of a child that nobody waited for is lost
             cpu = max(cpu, self.samples[-1].cpu)
-        memory = [proportional_bytes(pid) for pid in pids] if self.exact else [None]
-        if None in memory:
-            self.exact = False
-            memory = [resident_bytes(pid) for pid in pids]
         self.energy.read()
         joules = sum(meter.joules for meter in self.energy.meters)
-        self.samples.append(Sample(now, cpu, sum(m or 0 for m in memory), joules))
+        self.samples.append(Sample(now, cpu, self._memory(pids), joules))
+
+    def _memory(self, pids: Sequence[int]) -> int:
+        if self.exact:
+            found = [proportional_bytes(pid) for pid in pids]
+            known = [size for size in found if size is not None]
+            if len(known) == len(found):
+                return sum(known)
+            self.exact = False
+        return sum(map(resident_bytes, pids))
 
     def close(self) -> None:
         self._ended.set()

@@ -31,6 +31,13 @@ def born(pid: int, root: Path = ROOT) -> int | None:
     return int(fields[19]) if fields else None
 
 
+def lives(pid: int, birth: int | None, root: Path = ROOT) -> bool:
+    """Whether the process of that number is still the one that was ``born`` then, and has not ended
+    (one that nobody has waited for yet has)."""
+    fields = _stat(pid, root)
+    return bool(fields) and int(fields[19]) == birth and fields[0] not in "ZX"
+
+
 def _stat(pid: int, root: Path) -> list[str]:
     """Fields from the third on, which is the state."""
     try:

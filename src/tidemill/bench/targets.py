@@ -136,7 +136,7 @@ async def settle(
     nothing."""
     attempts = [endpoint]
     if full_length:
-        attempts.insert(0, _asking(endpoint, endpoint.extra | full_length))
+        attempts.insert(0, _asking(endpoint, endpoint.extra | dict(full_length)))
     attempts += [_asking(endpoint, {}), _asking(endpoint, {}, usage=False)]
     answer = Answer([])
     for attempt in attempts:

@@ -20,6 +20,8 @@ _SETTINGS = (
     click.option("--weight", type=click.FloatRange(min=0, max=1e6, min_open=True),
                  help="Share beside others of the same priority. [default: 1]"),
     click.option("--admin/--no-admin", default=None, help="May load and change models."),
+    click.option("--metrics/--no-metrics", default=None,
+                 help="Sees the figures of all tenants at /metrics."),
     click.option("--requests-per-minute", type=_COUNT, metavar="N"),
     click.option("--tokens-per-minute", type=_COUNT, metavar="N"),
     click.option("--tokens-per-day", type=_COUNT, metavar="N",
@@ -31,8 +33,8 @@ _SETTINGS = (
                  help="Tokens that may be asked for at once. [default: a minute's]"),
 )  # fmt: skip
 _NAMES = (
-    "models", "priority", "weight", "admin", "requests_per_minute", "tokens_per_minute",
-    "tokens_per_day", "max_concurrent", "burst_requests", "burst_tokens",
+    "models", "priority", "weight", "admin", "metrics", "requests_per_minute",
+    "tokens_per_minute", "tokens_per_day", "max_concurrent", "burst_requests", "burst_tokens",
 )  # fmt: skip
 
 _file_option = click.option(

@@ -39,6 +39,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("tidemill.cli.inspect:inspect", "Describe a model and the memory it needs."),
     "eval": ("tidemill.cli.evaluate:evaluate", "Measure a model's quality."),
     "bench": ("tidemill.cli.bench:bench", "Measure servers, and speed on this machine."),
+    "calibrate": (
+        "tidemill.cli.calibrate:calibrate",
+        "Measure how long this machine takes, for simulate and size.",
+    ),
+    "hardware": (
+        "tidemill.cli.hardware:hardware",
+        "Show what is known of GPUs, boards and CPUs, with sources.",
+    ),
     "advise": ("tidemill.cli.advise:advise", "Recommend an engine for a case, with reasons."),
     "serve": ("tidemill.cli.serve:serve", "Serve models over HTTP, with the OpenAI API."),
     "key": ("tidemill.cli.keys:key", "Make, show and change API keys for the server."),

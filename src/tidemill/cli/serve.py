@@ -52,6 +52,8 @@ from tidemill.cli.options import kv_dtype_option, pre_tokenizer_option, template
               metavar="SECONDS", help="What SIGTERM gives to requests. [default: 30]")  # fmt: skip
 @click.option("--allow-origin", "allow_origins", multiple=True, metavar="ORIGIN",
               help="A web page's origin that may use the API; repeatable.")  # fmt: skip
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME",
+              help="A name that clients may ask for, without keys; repeatable.")  # fmt: skip
 @click.option("--offline", is_flag=True, help="Never use the network for models.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
@@ -73,7 +75,8 @@ def serve(
     options = {name: flags.pop(name) for name in _MODEL_OPTIONS}
     for name in ("insecure", "offline", "log_prompts"):
         flags[name] = flags[name] or None
-    flags["allow_origins"] = list(flags["allow_origins"]) or None
+    for name in ("allow_origins", "allowed_hosts"):
+        flags[name] = list(flags[name]) or None
     if options["name"] and len(models) > 1:
         raise click.UsageError("--name is for one MODEL; give several in a --config file")
     given = {name: value for name, value in options.items() if value is not None}

@@ -24,8 +24,7 @@ def choose_pooling(asked: Pooling | None, checkpoint: Checkpoint) -> Pooling:
     says what there is not here: the first token's state, or a ranking head."""
     if asked is not None:
         return asked
-    architecture = checkpoint.metadata.get("general.architecture")
-    kind = checkpoint.metadata.get(f"{architecture}.pooling_type", 0)
+    kind = checkpoint.metadata.get(_pooling_key(checkpoint), 0)
     if not isinstance(kind, int) or kind not in _GGUF_POOLING:
         raise RequestError(
             f"pooling: this model's own way (pooling_type {kind}) is not supported; ask for 'mean' "
@@ -33,6 +32,15 @@ def choose_pooling(asked: Pooling | None, checkpoint: Checkpoint) -> Pooling:
             param="pooling",
         )
     return _GGUF_POOLING[kind] or "mean"
+
+
+def says_pooling(checkpoint: Checkpoint) -> bool:
+    """Whether the file says how it is to be pooled, as those of models made for embeddings do."""
+    return _pooling_key(checkpoint) in checkpoint.metadata
+
+
+def _pooling_key(checkpoint: Checkpoint) -> str:
+    return f"{checkpoint.metadata.get('general.architecture')}.pooling_type"
 
 
 def vector_of(output: RequestOutput, *, dimensions: int | None, normalize: bool) -> Vector:

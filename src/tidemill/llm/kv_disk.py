@@ -87,7 +87,8 @@ class DiskTier:
     """``tidemill.engine.kv_tier.KVTier`` over a file. Reads come before writes.
 
     Nothing that the disk does is an error here: blocks that cannot be written are dropped, those
-    that cannot be read are computed. Either is logged, the first time.
+    that cannot be read are computed. Either is logged, the first time. The same goes for what ends
+    the thread, if anything does: the tier has nothing and takes nothing then.
     """
 
     def __init__(self, file: KVFile, block_bytes: int) -> None:
@@ -97,6 +98,7 @@ class DiskTier:
         self._writes: dict[bytes, Data] = {}  # in order
         self._fetches: list[_Fetch] = []  # those that are not over
         self._closing: float | None = None  # when to end, whatever is left
+        self._ended = False
         self._seconds_per_block = self._guess = block_bytes / _GUESSED_RATE
         self._measured_at = 0.0
         self._read = self._written = self._dropped = self._damaged = 0
@@ -122,10 +124,14 @@ class DiskTier:
         with self._changed:
             if name in self._file or name in self._writes:
                 return
-            if (len(self._writes) + 1) * self._block_bytes > _MOST_QUEUED:
+            full = (len(self._writes) + 1) * self._block_bytes > _MOST_QUEUED
+            try:
+                data = None if full or self._ended else np.empty(self._block_bytes, np.uint8)
+            except MemoryError:  # which is for requests, not for what they may need later
+                data = None
+            if data is None:
                 self._dropped += 1
                 return
-            data = np.empty(self._block_bytes, np.uint8)
             read(data)
             self._writes[name] = data
             self._changed.notify_all()
@@ -151,6 +157,8 @@ class DiskTier:
         fetch = _Fetch(self, names)
         self._file.use(names)  # or what is written meanwhile would take their places
         with self._changed:
+            if self._ended:
+                fetch.names.clear()
             self._fetches.append(fetch)
             self._changed.notify_all()
         return fetch
@@ -195,17 +203,28 @@ class DiskTier:
 
     def _run(self) -> None:
         try:
-            while True:
-                with self._changed:
+            self._work()
+        except Exception:
+            log.exception("KV blocks are no longer kept on disk")
+        with self._changed:
+            self._ended = True
+            self._dropped += len(self._writes)
+            self._writes.clear()
+            for fetch in self._fetches:
+                fetch.names.clear()
+            self._changed.notify_all()
+        self._file.close()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                work = self._next()
+                while work is None and self._closing is None:
+                    self._changed.wait()
                     work = self._next()
-                    while work is None and self._closing is None:
-                        self._changed.wait()
-                        work = self._next()
-                if work is None or (self._closing and time.monotonic() > self._closing):
-                    break
-                work()
-        finally:
-            self._file.close()
+            if work is None or (self._closing and time.monotonic() > self._closing):
+                break
+            work()
 
     def _next(self) -> Callable[[], None] | None:
         """What to do next, if there is anything to be done."""

@@ -24,7 +24,7 @@ class Pin(msgspec.Struct, forbid_unknown_fields=True):
 
 async def list_all(service: Service, exchange: Exchange) -> None:
     """``GET /admin/models``."""
-    _check(exchange)
+    check_admin(exchange)
     await exchange.json({"models": [_describe(entry) for entry in service.models]})
 
 
@@ -35,7 +35,7 @@ async def show(service: Service, exchange: Exchange) -> None:
 
 async def add(service: Service, exchange: Exchange) -> None:
     """``POST /admin/models`` with a ModelConfig: serve another model, once it is loaded."""
-    _check(exchange)
+    check_admin(exchange)
     config = await exchange.read(ModelConfig)
     with _loading():
         await exchange.while_connected(service.models.add(config))
@@ -92,7 +92,8 @@ def _loading() -> Iterator[None]:
         raise ApiError(400, str(error), param="source", code="cannot_be_loaded") from None
 
 
-def _check(exchange: Exchange) -> None:
+def check_admin(exchange: Exchange) -> None:
+    """Raises ApiError 403 for a key that may not change models."""
     if not exchange.tenant.admin:
         raise ApiError(
             403, "this key may not change models; `admin = true` in the key file allows it",
@@ -101,7 +102,7 @@ def _check(exchange: Exchange) -> None:
 
 
 def _entry(service: Service, exchange: Exchange) -> Entry:
-    _check(exchange)
+    check_admin(exchange)
     return service.models.entry(exchange.scope["path_params"]["model"])
 
 

@@ -17,9 +17,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 
+from tidemill.server.browsers import check_browser
 from tidemill.server.errors import ApiError, api_error
 from tidemill.server.http import ClientGone, Exchange, Receive, Scope, Send
-from tidemill.server.keys import ANYBODY, Keys, Tenant
+from tidemill.server.keys import ANYBODY, NOBODY, Keys, Tenant
 from tidemill.server.ollama.errors import write_error as write_ollama_error
 from tidemill.server.operations import OPERATIONS, Operation
 from tidemill.server.rate_limits import anthropic_headers, openai_headers
@@ -65,44 +66,33 @@ class App:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
 
-    def tenant(self, scope: Scope) -> Tenant:
-        """Raises ApiError 401; 403 for a page of another site's."""
-        if not self._keys.needed:
-            self._check_origin(scope)
-            return ANYBODY
+    def tenant(self, scope: Scope, *, open: bool) -> Tenant:
+        """Who asks. What is ``open`` is for NOBODY as well; else raises ApiError 401, or 403 for
+        what a page of another site has a browser send."""
         headers = Headers(scope=scope)
+        if not self._keys.needed:
+            if not open:
+                check_browser(headers, self.service.config)
+            return ANYBODY
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key")
         tenant = self._keys.tenant(given)
-        if tenant is None:
-            raise ApiError(
-                401,
-                "this server needs an API key: Authorization: Bearer KEY"
-                if not given
-                else "this API key is not known here",
-                code="invalid_api_key",
-                kind="authentication_error",
-            )
-        return tenant
+        if tenant is not None:
+            return tenant
+        if open:
+            return NOBODY
+        raise ApiError(
+            401,
+            "this server needs an API key: Authorization: Bearer KEY"
+            if not given
+            else "this API key is not known here",
+            code="invalid_api_key",
+            kind="authentication_error",
+        )
 
     def knows(self, tenant: Tenant) -> bool:
         """Whether that is whose key a request came with, where one is needed."""
         return tenant is not ANYBODY or not self._keys.needed
-
-    def _check_origin(self, scope: Scope) -> None:
-        """Raises ApiError 403 for what a page of another site has a browser send: without keys it
-        could do here what this machine's user may, if blindly. Browsers say so themselves, which
-        pages cannot change; other clients say nothing."""
-        headers, origins = Headers(scope=scope), self.service.config.allow_origins
-        if (
-            headers.get("sec-fetch-site") in ("cross-site", "same-site")
-            and "*" not in origins
-            and headers.get("origin") not in origins
-        ):
-            raise ApiError(
-                403, "pages of other sites may not use this server; --allow-origin allows it",
-                code="origin_not_allowed", kind="permission_error",
-            )  # fmt: skip
 
     def _endpoints(self, path: str) -> _ByMethod:
         return _ByMethod({o.method: _Endpoint(self, o) for o in OPERATIONS if o.path == path})
@@ -139,8 +129,8 @@ class _Endpoint:
                 raise ApiError(
                     405, f"{exchange.path} takes {self._allowed}", code="method_not_allowed"
                 )
+            exchange.tenant = app.tenant(scope, open=self._open)
             if not self._open:
-                exchange.tenant = app.tenant(scope)
                 exchange.headers = partial(self._limits, exchange.tenant)
                 if service.draining:
                     raise ApiError(

@@ -18,6 +18,7 @@ lists (TIDEMILL_PORT, TIDEMILL_MAX_BODY_BYTES).
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -95,6 +96,8 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     what runs. ``keep_alive_seconds``: idle models that are not pinned are unloaded after that
     (None: never). ``max_loaded``: most models in memory at once (None: all).
     ``allow_origins``: web pages of other origins that may use the API ("*": all).
+    ``allowed_hosts``: names that the server is asked by, beside those that cannot be a trick of a
+    web page's ("*": all; see browsers.py).
     ``log_prompts``: prompts and answers are part of logs and traces. ``otlp_endpoint``: URL of an
     OpenTelemetry collector for traces, without ``/v1/traces`` (see tracing.py).
     """
@@ -113,11 +116,22 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     keep_alive_seconds: Seconds | None = None
     max_loaded: Positive | None = None
     allow_origins: list[str] = []
+    allowed_hosts: list[str] = []
     offline: bool = False
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_prompts: bool = False
     otlp_endpoint: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -167,7 +181,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     fields = {
         field.name for field in msgspec.structs.fields(ServerConfig)
-        if field.name not in ("models", "allow_origins")
+        if field.name not in ("models", "allow_origins", "allowed_hosts")
     }  # fmt: skip
     found = {name: environment.get(f"TIDEMILL_{name.upper()}", "") for name in fields}
     return {name: text for name, text in found.items() if text}

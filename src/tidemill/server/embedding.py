@@ -30,6 +30,8 @@ def prepare_texts(
     prompting = model.prompting
     found = []
     for i, text in enumerate(texts):
+        if isinstance(text, str) and truncate is not None:
+            text = text[: prompting.most_characters]
         whole = prompting.text(text) if isinstance(text, str) else prompting.tokens(text)
         if not whole.token_ids:
             raise RequestError(f"prompt: text {i} has no tokens", param="prompt")

@@ -75,6 +75,11 @@ def api_error(error: Exception) -> ApiError | None:
             )
         case ModelUnavailable():
             return ApiError(503, str(error), code="model_unavailable", retry_after=2)
+        case MemoryError():
+            return ApiError(
+                503, "there is too little memory for this request", code="out_of_memory",
+                retry_after=10,
+            )  # fmt: skip
         case ValueError():
             return ApiError(400, str(error), code="invalid_value")
     return None

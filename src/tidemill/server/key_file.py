@@ -7,6 +7,7 @@
     priority = 0                  # class: smaller ones come first
     weight = 1.0                  # share beside other tenants of the same class
     admin = false                 # may load, unload and change models (/admin)
+    metrics = false               # sees the figures of all tenants at /metrics
     requests_per_minute = 60      # quotas; default: none
     tokens_per_minute = 100000
     tokens_per_day = 2000000

@@ -32,8 +32,9 @@ QUOTAS = ("requests_per_minute", "tokens_per_minute", "tokens_per_day", "max_con
 
 class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Whoever has one of ``sha256``'s keys. ``models`` empty: all models. ``priority`` and
-    ``weight``: see fairness.py. The rest are quotas, None where there is none: see quotas.py. The
-    bursts are what may come at once, a minute's worth if they are not set."""
+    ``weight``: see fairness.py. ``admin``: may change models. ``metrics``: sees what all tenants
+    use, as those that are ``admin`` do. The rest are quotas, None where there is none: see
+    quotas.py. The bursts are what may come at once, a minute's worth if they are not set."""
 
     name: str
     sha256: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
     admin: bool = False
+    metrics: bool = False
     requests_per_minute: Quota | None = None
     tokens_per_minute: Quota | None = None
     tokens_per_day: Quota | None = None
@@ -68,9 +70,17 @@ class Tenant(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether what others use is its business."""
+        return self.admin or self.metrics
+
 
 ANYBODY = Tenant("anybody", admin=True)
 """Who everybody is where there are no keys."""
+
+NOBODY = Tenant("nobody", models=("",))
+"""Who asks without a key where there are some: no model has that name."""
 
 
 Usage = dict[tuple[str, int], int]

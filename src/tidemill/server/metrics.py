@@ -119,6 +119,16 @@ class _OfModel:
         self.histograms[key].add(value)
 
 
+class _View(NamedTuple):
+    """The metrics as one tenant sees them, for prometheus_client."""
+
+    metrics: Metrics
+    tenant: Tenant
+
+    def collect(self) -> Iterator[Metric]:
+        return self.metrics.collect(self.tenant)
+
+
 class Metrics:
     """One server's metrics."""
 
@@ -128,11 +138,10 @@ class Metrics:
         self._of_models: defaultdict[str, _OfModel] = defaultdict(_OfModel)
         self._answers: Counter[tuple[str, str]] = Counter()  # by route and status
         self._tenants: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self._process = CollectorRegistry()
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
+        GCCollector(registry=self._process)
 
     # ---- what happens
 
@@ -193,28 +202,27 @@ class Metrics:
 
     # ---- what is shown
 
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
+    def text(self, tenant: Tenant) -> bytes:
+        """What ``tenant`` may see: unless that is all, the models that it may use, and itself."""
+        return generate_latest(_View(self, tenant))
 
-    def collect(self) -> Iterator[Metric]:
-        """For prometheus_client."""
-        names = [entry.config.name for entry in self._models]
-        for gone in self._of_models.keys() - set(names):
+    def collect(self, tenant: Tenant) -> Iterator[Metric]:
+        for gone in self._of_models.keys() - {entry.config.name for entry in self._models}:
             del self._of_models[gone]
-        of_models = {name: self._of_models[name] for name in names}
-        loaded = {e.config.name: e.model for e in self._models if e.model is not None}
+        entries = {
+            entry.config.name: entry for entry in self._models
+            if tenant.sees_all or tenant.may_use(entry.config.name)
+        }  # fmt: skip
+        of_models = {name: self._of_models[name] for name in entries}
+        loaded = {name: e.model for name, e in entries.items() if e.model is not None}
         for family in chain(_requests(of_models), _engines(loaded), _tiers(loaded)):
             yield from _also(family)
         yield from _workers(loaded)
+        yield from self._of_tenants(tenant)
         yield from self._server()
+        yield from self._process.collect()
 
-    def _server(self) -> Iterator[Metric]:
-        answers = CounterMetricFamily(
-            "tidemill:http_requests", "Requests by route and status.", labels=["route", "status"]
-        )
-        for labels, count in self._answers.items():
-            answers.add_metric(labels, count)
-        yield answers
+    def _of_tenants(self, asking: Tenant) -> Iterator[Metric]:
         for key, name, text in (
             ("requests", "tidemill:tenant_requests", "Requests of a tenant."),
             ("refused", "tidemill:tenant_refused", "Of these, answered with 403 or 429."),
@@ -223,8 +231,17 @@ class Metrics:
         ):
             family = CounterMetricFamily(name, text, labels=["tenant"])
             for tenant, served in self._tenants.items():
-                family.add_metric([tenant], served[key])
+                if asking.sees_all or tenant == asking.name:
+                    family.add_metric([tenant], served[key])
             yield family
+
+    def _server(self) -> Iterator[Metric]:
+        answers = CounterMetricFamily(
+            "tidemill:http_requests", "Requests by route and status.", labels=["route", "status"]
+        )
+        for labels, count in self._answers.items():
+            answers.add_metric(labels, count)
+        yield answers
         joules = CounterMetricFamily(
             "tidemill:energy_joules", "Energy since the start, as a meter of the machine has it.",
             labels=["meter"],

@@ -11,21 +11,22 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-from tidemill.engine.base import Request, TokenEvent
+from tidemill.engine.base import Request
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
 from tidemill.llm.loading import OpenModel, open_model
-from tidemill.llm.outputs import OutputBuilder, RequestOutput
+from tidemill.llm.outputs import OutputBuilder
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.admission import Admission
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable
+from tidemill.server.generation import Generation, Meter
 from tidemill.server.prompting import Prompting
-from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
+from tidemill.server.worker_process import WorkerProcess
 
 log = logging.getLogger("tidemill.server")
 
@@ -36,17 +37,6 @@ _STABLE_SECONDS = 60.0  # a worker that lived that long starts the delays anew
 
 OnStage = Callable[[str, str, float], None]
 """Told (model, stage, how much of it is done) while models load."""
-
-
-class Meter(Protocol):
-    """Told what a request is given."""
-
-    def prompt(self, tokens: int) -> None:
-        """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
-
-    def output(self, tokens: int, seconds: float, first: bool) -> None:
-        """So many tokens more, ``seconds`` after the ones before, or after its arrival where they
-        are the ``first``."""
 
 
 class LoadedModel:
@@ -118,79 +108,6 @@ class LoadedModel:
         return Generation(self.worker, request, mailbox, builder, seconds=seconds, meter=meter)
 
 
-class Generation:
-    """The answer to one request as it comes. Leaving it early needs ``aclose``.
-
-    After ``seconds`` the request is ended, with an error.
-    """
-
-    def __init__(
-        self,
-        worker: WorkerProcess,
-        request: Request,
-        mailbox: Mailbox,
-        builder: OutputBuilder,
-        *,
-        seconds: float,
-        meter: Meter,
-    ) -> None:
-        self.builder = builder
-        self._worker = worker
-        self._events = worker.events(request, mailbox)
-        self._meter = meter
-        self._seconds = seconds
-        self._late = False
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
-
-    async def deltas(self) -> AsyncIterator[RequestOutput]:
-        """What is new, as often as there is something."""
-        async for batches in self._events:
-            self._push(batches)
-            delta = self.builder.delta()
-            if delta.outputs or delta.finished:
-                yield delta
-
-    async def whole(self) -> RequestOutput:
-        """All of it. Raises ApiError if it failed."""
-        async for batches in self._events:
-            self._push(batches)
-        if (failure := self.failure) is not None:
-            raise failure
-        return self.builder.snapshot()
-
-    @property
-    def failure(self) -> ApiError | None:
-        """What to tell if the request failed after it had been accepted."""
-        message = self.builder.output.error
-        if message is None:
-            return None
-        if self._late:
-            return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
-        if self._worker.ended.done():
-            return ApiError(503, message, code="model_unavailable", retry_after=2)
-        return ApiError(500, message, code="generation_failed")
-
-    async def aclose(self) -> None:
-        self._deadline.cancel()
-        await self._events.aclose()
-
-    def _expire(self, request_id: str) -> None:
-        self._late = True
-        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
-
-    def _push(self, batches: Batches) -> None:
-        output = self.builder.output
-        times = output.metrics
-        for events, now in batches:
-            done, before = times.prompt_done_time, times.last_token_time
-            self.builder.push(events, now)
-            if done is None and times.prompt_done_time is not None:
-                self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
-            if tokens := sum(isinstance(event, TokenEvent) for event in events):
-                since = times.arrival_time if before is None else before
-                self._meter.output(tokens, now - since, before is None)
-
-
 class Entry:
     """One served name: its settings, and what is loaded of it."""
 
@@ -199,6 +116,8 @@ class Entry:
         self.created = int(time.time())
         self.model: LoadedModel | None = None
         self.loading: asyncio.Task[LoadedModel] | None = None
+        self.awaited = 0
+        """How many wait for it to be loaded."""
         self.deaths = 0
         self.unloaded = False
         """On purpose: it is loaded again when it is asked for."""
@@ -241,23 +160,28 @@ class Models:
         self._on_stage = on_stage
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._one_load = asyncio.Lock()
+        """Held while a model takes memory: each plans it by what is free then, and counts those
+        that are loaded."""
 
     # ---- asking
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        """As there are now: some may come and go while these are gone through."""
+        return iter([*self._entries.values()])
+
+    def has(self, name: str) -> bool:
+        """Whether a model is served by that name."""
+        return name in self._names
 
     def entry(self, name: str) -> Entry:
         """Raises ApiError 404 for a name that is not served."""
         known = self._names.get(name)
         if known is None:
-            there_is = ", ".join(self._entries) or "none"
             raise ApiError(
-                404,
-                f"the model {name!r} is not served here; there is {there_is}",
-                param="model",
+                404, f"the model {name!r} is not served here", param="model",
                 code="model_not_found",
-            )
+            )  # fmt: skip
         return self._entries[known]
 
     @property
@@ -274,7 +198,11 @@ class Models:
             if entry.model is not None:
                 return entry.model
             loading = self._load(entry)
-            await asyncio.wait({loading})
+            entry.awaited += 1
+            try:
+                await asyncio.wait({loading})
+            finally:
+                entry.awaited -= 1
             if loading.cancelled():  # it was removed, or the server ends
                 entry = self.entry(name)
             else:
@@ -283,15 +211,17 @@ class Models:
     # ---- changing
 
     async def load_all(self) -> None:
-        """Load what is to be loaded at start, one after the other: each plans its memory by what
-        is free then. Raises ModelUnavailable."""
+        """Load what is to be loaded at start. Raises ModelUnavailable."""
         for entry in self:
             if entry.config.preload:
                 await self.get(entry.config.name)
 
     async def unload(self, name: str) -> None:
-        """Free the model's memory once its requests have ended; new ones load it anew."""
+        """Free the model's memory once its requests have ended; new ones load it anew. One that is
+        being loaded is unloaded when it has been."""
         entry = self.entry(name)
+        if entry.model is None and entry.loading is not None:
+            await asyncio.wait({entry.loading})
         model, entry.model = entry.model, None
         entry.unloaded, entry.keep_alive = True, None
         if model is not None:
@@ -301,14 +231,13 @@ class Models:
         """Serve another model, once it is loaded. Raises ApiError 409 if one of its names is
         taken, ModelUnavailable."""
         self._check_names(config, None)
-        model = await self._start(config)
-        try:
+        opened = await self._open(config)
+        async with self._one_load:
             self._check_names(config, None)  # another may have come meanwhile
-        except ApiError:
-            await model.worker.close()
-            raise
-        self._enter(config)
-        self._put(self._entries[config.name], model)
+            await self._make_room(None)
+            model = await self._start(config, opened)
+            self._enter(config)
+            self._put(self._entries[config.name], model)
 
     async def replace(self, name: str, config: ModelConfig) -> None:
         """Serve ``config`` under ``name``: requests that have begun end on the old model, from
@@ -317,19 +246,23 @@ class Models:
         entry = self.entry(name)
         config.name = entry.config.name
         self._check_names(config, entry)
-        fresh = await self._start(config)
-        if self._entries.get(config.name) is not entry:
-            await fresh.worker.close()
-            raise ApiError(
-                404, f"{name!r} was removed meanwhile", param="model", code="model_not_found"
-            )
-        old = entry.model
-        for alias in entry.config.aliases:
-            self._names.pop(alias, None)
-        entry.config = config
-        for alias in config.aliases:
-            self._names[alias] = config.name
-        self._put(entry, fresh)
+        opened = await self._open(config)
+        async with self._one_load:
+            fresh = await self._start(config, opened)
+            try:  # whether it is still there, and nobody else has its names
+                if self.entry(name) is not entry:
+                    raise ApiError(409, f"{name!r} was replaced meanwhile", code="name_taken")
+                self._check_names(config, entry)
+            except ApiError:
+                await fresh.worker.close()
+                raise
+            old = entry.model
+            for alias in entry.config.aliases:
+                self._names.pop(alias, None)
+            entry.config = config
+            for alias in config.aliases:
+                self._names[alias] = config.name
+            self._put(entry, fresh)
         if old is not None:
             self._spawn(self._retire(old))
 
@@ -410,13 +343,14 @@ class Models:
 
     async def _loaded(self, entry: Entry) -> LoadedModel:
         try:
-            await self._make_room(entry)
-            model = await self._start(entry.config)
-            if entry.model is not None:  # replaced meanwhile
-                await model.worker.close()
-                return entry.model
-            self._put(entry, model)
-            return model
+            opened = await self._open(entry.config)
+            async with self._one_load:
+                if entry.model is not None:  # replaced meanwhile
+                    return entry.model
+                await self._make_room(entry)
+                model = await self._start(entry.config, opened)
+                self._put(entry, model)
+                return model
         except ModelUnavailable as error:
             entry.error = str(error)
             log.error("%s", error)
@@ -424,7 +358,7 @@ class Models:
         finally:
             entry.loading = None
 
-    async def _make_room(self, wanted: Entry) -> None:
+    async def _make_room(self, wanted: Entry | None) -> None:
         """Unload the model that has been idle for longest, where there are too many."""
         if self._max_loaded is None:
             return
@@ -438,32 +372,39 @@ class Models:
                     f"{self._max_loaded} models may be loaded (max_loaded), and those that are "
                     "are pinned"
                 )
-            oldest = min(candidates, key=lambda e: e.model.last_used if e.model else 0.0)
-            log.info("unloading %s to make room for %s", oldest.config.name, wanted.config.name)
+            oldest = min(candidates, key=_in_use)
+            if oldest.awaited and oldest.loading is None:
+                await asyncio.sleep(0)  # it has just been loaded, and they are about to use it
+                continue
+            log.info("unloading %s to make room for another", oldest.config.name)
             await self.unload(oldest.config.name)
 
-    async def _start(self, config: ModelConfig) -> LoadedModel:
-        def on_stage(stage: str, fraction: float) -> None:
-            if self._on_stage is not None:
-                self._on_stage(config.name, stage, fraction)
-
+    async def _open(self, config: ModelConfig) -> OpenModel:
+        """The model's files, fetched if need be. Raises ModelUnavailable."""
         log.info("%s: loading", config.name)
-        try:
-            opened = await asyncio.to_thread(
+        with _telling(config):
+            return await asyncio.to_thread(
                 open_model,
                 config.source,
                 max_context=config.max_context,
                 pre_tokenizer=config.pre_tokenizer,
                 offline=self._offline or None,
             )
+
+    async def _start(self, config: ModelConfig, opened: OpenModel) -> LoadedModel:
+        """Raises ModelUnavailable."""
+
+        def on_stage(stage: str, fraction: float) -> None:
+            if self._on_stage is not None:
+                self._on_stage(config.name, stage, fraction)
+
+        with _telling(config):
             # The first long text takes a tokenizer most of a second: not that of a request.
             warming = asyncio.ensure_future(
                 asyncio.to_thread(opened.tokenizer.encode, "much text " * 1000)
             )
             options = {**config.load_options(), "max_waiting": _WORKER_QUEUE}
             worker = await WorkerProcess.start(opened.path, options, on_stage)
-        except (OSError, MemoryError, ValueError, ModelUnavailable) as error:
-            raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error
         log.info("%s: loaded in process %d; %s", config.name, worker.pid, worker.info["threads"])
         try:
             await warming
@@ -502,3 +443,17 @@ class Models:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _in_use(entry: Entry) -> tuple[bool, float]:
+    """For sorting: who is used, or was last, comes last."""
+    return (bool(entry.model.users), entry.model.last_used) if entry.model else (False, 0.0)
+
+
+@contextmanager
+def _telling(config: ModelConfig) -> Iterator[None]:
+    """What keeps a model from being loaded is told with its name: as ModelUnavailable."""
+    try:
+        yield
+    except (OSError, MemoryError, ValueError, ModelUnavailable) as error:
+        raise ModelUnavailable(f"{config.name} cannot be loaded: {error}") from error

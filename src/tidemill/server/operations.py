@@ -98,7 +98,7 @@ async def _live(service: Service, exchange: Exchange) -> None:
 
 
 async def _ready(service: Service, exchange: Exchange) -> None:
-    models = {entry.config.name: entry.state for entry in service.models}
+    models = {entry.config.name: entry.state for entry in service.visible(exchange.tenant)}
     if service.draining:
         await exchange.json({"status": "draining", "models": models}, 503)
     elif not service.models.ready:
@@ -112,7 +112,9 @@ async def _version(service: Service, exchange: Exchange) -> None:
 
 
 async def _metrics(service: Service, exchange: Exchange) -> None:
-    await exchange.send_body(service.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+    await exchange.send_body(
+        service.metrics.text(exchange.tenant), "text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
 async def _openapi(service: Service, exchange: Exchange) -> None:

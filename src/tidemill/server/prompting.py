@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from tidemill.engine.errors import RequestError
+from tidemill.engine.errors import ContextLengthError, RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.loading import OpenModel
 from tidemill.llm.prompts import PreparedPrompt, as_messages
@@ -14,6 +15,7 @@ from tidemill.server.tools import TemplateTraits, for_template, opens_reasoning,
 from tidemill.server.tools.call_grammar import strict_calls
 from tidemill.server.tools.use import ListedCalls, NamedCall, OneCall, Reader, ToolUse
 from tidemill.text import ChatTemplate, encode_chat
+from tidemill.text.errors import TextTooLongError
 from tidemill.text.grammar import GrammarError
 
 # Texts that may be single tokens of a vocabulary, by which calls and reasoning are found.
@@ -21,6 +23,9 @@ MARKERS = (
     "<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁calls▁begin｜>", "<|channel|>",
     "<|tool_call_start|>", "<|python_start|>", "<think>", "</think>", "[THINK]",
 )  # fmt: skip
+
+
+_ALWAYS_ENCODED = 1 << 18  # characters, which take a fraction of a second
 
 
 class Prompting:
@@ -36,6 +41,12 @@ class Prompting:
             self._traits = TemplateTraits.of(self._template)
         self._control_markers = self._control_tokens(MARKERS)
 
+    @cached_property
+    def most_characters(self) -> int:
+        """Of a prompt. More cannot fit the context, whatever they say, and to find out how many
+        tokens megabytes have would keep everybody waiting."""
+        return max(_ALWAYS_ENCODED, self.max_context * self.tokenizer.longest_token)
+
     @property
     def can_chat(self) -> bool:
         return self._template is not None
@@ -49,31 +60,38 @@ class Prompting:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
         *,
         add_generation_prompt: bool = True,
         **options: Any,
     ) -> PreparedPrompt:
-        """A conversation as its template writes it. Raises ValueError for what is none."""
+        """A conversation as its template writes it. Raises ValueError for what is none,
+        ContextLengthError for what is far too long."""
         if self._template is None:
             raise ValueError(
                 "this model has no chat template: use /v1/completions, or start the server with "
                 "--chat-template"
             )
         prepared = for_template(self._traits, messages, tools)
-        prompt = encode_chat(
-            self.tokenizer,
-            self._template,
-            prepared.messages,
-            tools=prepared.tools,
-            add_generation_prompt=add_generation_prompt,
-            **options,
-        )
+        try:
+            prompt = encode_chat(
+                self.tokenizer,
+                self._template,
+                prepared.messages,
+                tools=prepared.tools,
+                add_generation_prompt=add_generation_prompt,
+                most_characters=self.most_characters,
+                **options,
+            )
+        except TextTooLongError as error:
+            raise ContextLengthError(f"{error} this model's context") from None
         return PreparedPrompt(prompt.text, tuple(prompt.ids), is_chat=True)
 
     def continued_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
         **options: Any,
     ) -> PreparedPrompt:
         """A conversation; if its last message is the assistant's, the answer goes on with that.
@@ -82,7 +100,7 @@ class Prompting:
             return self.chat(messages, tools, **options)
         begun = as_messages(messages[-1:])[0]["content"] or ""
         prompt = self.chat(messages[:-1], tools, **options)
-        ids = self.tokenizer.encode(begun, add_special=False)
+        ids = self.encode(begun, add_special=False)
         return PreparedPrompt(f"{prompt.text}{begun}", (*prompt.token_ids, *ids))
 
     def reader(self, prompt: PreparedPrompt, use: ToolUse) -> Reader | None:
@@ -133,7 +151,17 @@ class Prompting:
         return found
 
     def text(self, text: str) -> PreparedPrompt:
-        return PreparedPrompt(text, tuple(self.tokenizer.encode(text)))
+        """Raises ContextLengthError for what is far too long."""
+        return PreparedPrompt(text, tuple(self.encode(text)))
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """See ``Tokenizer.encode``. Raises ContextLengthError for what is far too long."""
+        if len(text) > self.most_characters:
+            raise ContextLengthError(
+                f"the text has {len(text):,} characters; at most {self.most_characters:,} fit this "
+                "model's context"
+            )
+        return self.tokenizer.encode(text, add_special=add_special)
 
     def tokens(self, ids: Sequence[int]) -> PreparedPrompt:
         return PreparedPrompt(None, tuple(ids))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
 import signal
@@ -38,7 +37,7 @@ _STORE_SECONDS = 0.1  # the server stands still while another process writes its
 def listen(config: ServerConfig) -> socket.socket:
     """The socket of ``host`` and ``port``. Raises ConfigError if it cannot be had, or may not:
     beyond this machine a server without keys would be anybody's."""
-    if not config.insecure and config.api_key_file is None and not _is_local(config.host):
+    if not config.insecure and config.api_key_file is None and not config.is_local:
         raise ConfigError(
             f"listening on {config.host} lets other machines use this server without a key; give "
             "--api-key-file, or --insecure if that is meant"
@@ -54,15 +53,6 @@ def listen(config: ServerConfig) -> socket.socket:
         ) from None
     found.setblocking(False)
     return found
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def serve(

@@ -17,10 +17,11 @@ from tidemill.server.account import generated
 from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange
 from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
-from tidemill.server.models import Entry, Generation, LoadedModel, Models
+from tidemill.server.models import Entry, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
 from tidemill.server.tracing import Tracing
 
@@ -49,7 +50,7 @@ class Service:
     async def model(self, name: str, tenant: Tenant) -> AsyncIterator[LoadedModel]:
         """The model of that name, kept loaded meanwhile. Raises ApiError 403 or 404,
         ModelUnavailable."""
-        self.check(name, tenant)
+        self.entry(name, tenant)
         with (await self.models.get(name)).in_use() as loaded:
             yield loaded
 
@@ -57,14 +58,22 @@ class Service:
         """The models that this tenant may use."""
         return [entry for entry in self.models if tenant.may_use(entry.config.name)]
 
-    def check(self, name: str, tenant: Tenant) -> None:
-        """Raises ApiError 403 or 404 for a model that this tenant cannot use."""
+    def entry(self, name: str, tenant: Tenant) -> Entry:
+        """The model of that name. Raises ApiError 403 if it is not for this tenant, 404 with what
+        is if there is none."""
+        if not self.models.has(name):
+            there_is = ", ".join(entry.config.name for entry in self.visible(tenant)) or "none"
+            raise ApiError(
+                404, f"model {name[:200]!r} not found; there is {there_is}", param="model",
+                code="model_not_found",
+            )  # fmt: skip
         entry = self.models.entry(name)
         if not tenant.may_use(entry.config.name):
             raise ApiError(
                 403, f"this key is not for the model {name!r}", param="model",
                 code="model_not_allowed", kind="permission_error",
             )  # fmt: skip
+        return entry
 
     @asynccontextmanager
     async def generations(

@@ -118,6 +118,8 @@ class Worker:
                     self._commands.extend(frames)
                     self._wake.notify()
         except (FrontEndGone, WireError):
+            pass
+        finally:  # also when it ends otherwise: the front end would wait for ever
             with self._wake:
                 self._closing = True
                 self._wake.notify()

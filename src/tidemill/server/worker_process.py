@@ -276,5 +276,7 @@ def _reason(code: int) -> str:
             name = signal.Signals(-code).name
         except ValueError:
             name = f"signal {-code}"
+        if name == "SIGKILL":
+            name += ", as systems do when memory runs out"
         return f"the model's process was ended by {name}; it is started again, try again shortly"
     return f"the model's process ended with code {code}; it is started again, try again shortly"

@@ -11,7 +11,9 @@
 A block takes one slot. Where none is free, the block that was not used for longest is overwritten.
 Nothing is synced, and no entry is taken back: a block is sound if its bytes have the checksum that
 stands beside its name, so what a crash has left half written, or a disk changed, is found when it
-is read. It is then computed again, as it is without such a file: nothing here is precious.
+is read. It is then computed again, as it is without such a file: nothing here is precious. That
+goes for the order of use as well, which is written at the end: what a process that was killed has
+left is in the order in which it was written.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import os
 import re
 import struct
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +50,8 @@ _MOST_ABOUT_BYTES = 1 << 20
 _PAGE = 4096
 _KEEP_FREE = 10**9  # bytes of the disk
 _LOCK_SECONDS = 10.0
+_UNUSED_SECONDS = 7 * 86400.0  # after which a file is removed
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class KVFile:
         self._slots: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
         self._checksums: dict[bytes, int] = {}
         self._writes = 0
+        self._n_slots = 0
+        self._free: list[int] = []
         with contextlib.ExitStack() as opened:
             self._index = _open_own(folder / "index")
             opened.callback(os.close, self._index)
@@ -126,11 +133,15 @@ class KVFile:
             self._writes += 1
             entry = _ENTRY.pack(name, checksum, self._writes)
             _write_all(self._index, memoryview(entry), slot * _ENTRY.size)
-        except OSError:
-            # The disk is full, or bad there: the slots that there are have to do, without this one.
-            self._capacity = self._n_slots
-            raise
+        except OSError as error:
+            if slot == self._n_slots:
+                self._capacity = slot  # what there is has to do
+            elif error.errno in _FULL:
+                # Some file systems need room to overwrite. There may be some again later.
+                self._free.append(slot)
+            raise  # or the disk is bad there: without this slot from now on
         with self._books:
+            self._n_slots = max(self._n_slots, slot + 1)
             self._slots[name] = slot
             self._checksums[name] = checksum
 
@@ -167,12 +178,12 @@ class KVFile:
         self._free = sorted(set(range(n)) - set(self._slots.values()), reverse=True)
 
     def _take_slot(self) -> int:
+        """A slot that nothing is in; behind the last one, if there is room."""
         with self._books:
             if self._free:
                 return self._free.pop()
             if self._n_slots < self._capacity and self._disk_has_room():
-                self._n_slots += 1
-                return self._n_slots - 1
+                return self._n_slots
             if not self._slots:
                 raise OSError(errno.ENOSPC, "too little of the disk would be left free")
             self._forget(next(iter(self._slots)))
@@ -198,15 +209,18 @@ def open_kv_file(
     process then has to itself; None if there are _MOST_FILES of them in use already.
 
     Blocks have ``block_bytes`` bytes, the file at most ``limit``. Files of the same ``sources`` (a
-    model's files) that depend on something else are removed, unless they are in use. Raises
-    OSError.
+    model's files) that depend on something else are removed, and any that were not used for a week,
+    such as those of processes that ran beside each other once; not those in use. Raises OSError.
     """
     identity = {**identity, "block_bytes": str(block_bytes), "format": str(_FORMAT)}
     encoded = json.dumps(identity, sort_keys=True)
     key = hashlib.sha256(encoded.encode()).hexdigest()[:32]
     with _locked_store():
         for path, about in _entries():
-            if not path.name.startswith(key) and about.get("sources") in (None, list(sources)):
+            outdated = not path.name.startswith(key) and about.get("sources") in (
+                None, list(sources)
+            )  # fmt: skip
+            if outdated or time.time() - _last_used(path) > _UNUSED_SECONDS:
                 _discard_unused(path)
         for number in range(_MOST_FILES):
             folder = kv_folder() / f"{key}.{number}"
@@ -271,6 +285,14 @@ def _lock_of(folder: Path) -> BaseFileLock | None:
     except Timeout:
         return None
     return lock
+
+
+def _last_used(folder: Path) -> float:
+    """When a process last wrote to it, or ended: seconds since 1970; now if that is not known."""
+    try:
+        return (folder / "index").stat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def _discard_unused(folder: Path) -> None:

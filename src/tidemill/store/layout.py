@@ -9,6 +9,7 @@
         packed/                      packed weights (see `tidemill.store.packed`)
         kv/                          KV blocks (see `tidemill.store.kv`)
         bench/                       results (see `tidemill.bench.store`)
+        calibrations/                step times (see `tidemill.simulate.calibration`)
         locks/<folder>.lock          held while a model is pulled or removed
 
 A model appears in ``models`` by one rename of a finished folder, so it is there whole or not at

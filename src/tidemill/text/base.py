@@ -30,6 +30,12 @@ class Tokenizer(Protocol):
     @property
     def chat_template(self) -> str | None: ...
 
+    @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of more than n times as many has more than n
+        tokens, unless the vocabulary's normalisation shortens it."""
+        ...
+
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = False
     ) -> list[int]:

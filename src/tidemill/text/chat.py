@@ -16,7 +16,7 @@ from jinja2 import TemplateSyntaxError
 
 from tidemill.text.base import Tokenizer
 from tidemill.text.builtin_templates import BUILTIN_TEMPLATES
-from tidemill.text.errors import ChatTemplateError
+from tidemill.text.errors import ChatTemplateError, TextTooLongError
 from tidemill.text.matcher import TokenMatcher
 from tidemill.text.template_budget import TemplateBudget, TemplateLimits, active, measure
 from tidemill.text.template_sandbox import ChatTemplateEnvironment
@@ -92,6 +92,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -169,11 +170,14 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Message],
+    /,
     *,
     parse_content: bool = False,
+    most_characters: int | None = None,
     **options: Any,
 ) -> ChatPrompt:
     """The prompt of a chat as text and token ids; for ``options`` see ``ChatTemplate.render``.
+    Raises TextTooLongError for a prompt of more than ``most_characters``, before it is encoded.
 
     The one way from messages to ids, for all callers. The template's control tokens become their
     ids; BOS stands at the start exactly once if the template writes it or the tokenizer wants it.
@@ -189,10 +193,12 @@ def encode_chat(
             if options.get(name):
                 options[name] = _guarded(_plain(options[name], 0, counter), matcher)
         text = template.render(_guarded(messages, matcher), **options)
+        _check_length(text, most_characters)
         ids = tokenizer.encode_guarded(text)
         text = text.replace(GUARD, "")
     else:
         text = template.render(messages, **options)
+        _check_length(text, most_characters)
         ids = tokenizer.encode(text, add_special=False, parse_special=True)
     bos = tokenizer.bos_id
     if bos is not None:
@@ -201,6 +207,11 @@ def encode_chat(
         if ids[:1] != [bos] and tokenizer.encode("", add_special=True)[:1] == [bos]:
             ids.insert(0, bos)
     return ChatPrompt(text, ids)
+
+
+def _check_length(text: str, most: int | None) -> None:
+    if most is not None and len(text) > most:
+        raise TextTooLongError(f"the prompt has {len(text):,} characters; at most {most:,} fit")
 
 
 def _guarded(value: Any, matcher: TokenMatcher) -> Any:

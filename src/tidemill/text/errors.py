@@ -13,6 +13,10 @@ class TokenizerError(ValueError):
     """
 
 
+class TextTooLongError(TokenizerError):
+    """A text has more characters than its caller has tokens for."""
+
+
 class ChatTemplateError(ValueError):
     """A chat template is missing, invalid, refused the messages, or went over its limits."""
 

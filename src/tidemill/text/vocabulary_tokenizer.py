@@ -69,6 +69,10 @@ class VocabularyTokenizer(ABC):
         return self.chat_templates.get("default")
 
     @cached_property
+    def longest_token(self) -> int:
+        return max(map(len, self.vocabulary.texts), default=1)
+
+    @cached_property
     def special_matcher(self) -> TokenMatcher:
         """Finds the control tokens that are spelled out in a text."""
         texts = self.vocabulary.texts

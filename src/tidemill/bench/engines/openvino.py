@@ -1,5 +1,4 @@
-"""OpenVINO GenAI, behind a thin server of ours (``openvino_server.py``): it has none of its own
-that a package brings along."""
+"""OpenVINO GenAI, behind a thin server of ours: its package brings none along."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from pathlib import Path
 
 from tidemill.bench.engines.base import MODEL_NAME, Launch, Module
 
-_SERVER = Path(__file__).with_name("openvino_server.py")
+_SERVER = Path(__file__).parent / "standalone/openvino_server.py"
 
 
 class OpenVino(Module):

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.bench.engines.base import Engine, Launch, TargetError
-from tidemill.bench.processes import born, family, free_port, maps_any
+from tidemill.bench.processes import born, family, free_port, lives, maps_any
 
 _END_SECONDS = 15.0
 
@@ -111,18 +111,23 @@ class EngineProcess:
         return "\n".join(line for line in lines[-12:] if line.strip()) or "it said nothing"
 
     def close(self) -> None:
-        """End it, and all that it has started, in a process group of its own or not."""
+        """End it, and all that it has started, in a process group of its own or not; wait for all,
+        as they hold memory that the next one may need."""
         others = {pid: born(pid) for pid in self.pids()[1:]}
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         with suppress(ProcessLookupError):  # all of its session's group, whoever is left
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid, birth in others.items():
-            if birth is not None and born(pid) == birth:  # not one that has its number by now
+        self._process.wait()
+        deadline = time.monotonic() + _END_SECONDS
+        while left := [pid for pid, birth in others.items() if lives(pid, birth)]:
+            for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+            if time.monotonic() > deadline:  # the system does not let go of it
+                break
+            time.sleep(0.01)
 
 
 @contextmanager

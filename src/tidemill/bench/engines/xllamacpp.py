@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tidemill.bench.engines.base import MODEL_NAME, Launch, Module
 
-_SERVER = Path(__file__).with_name("xllamacpp_server.py")
+_SERVER = Path(__file__).parent / "standalone/xllamacpp_server.py"
 
 
 class Xllamacpp(Module):
@@ -17,6 +17,7 @@ class Xllamacpp(Module):
     package = "xllamacpp"
     install = "`pip install xllamacpp`"
     takes = ("GGUF file",)
+    proof = "tested with the engine"
 
     def command(self, launch: Launch, port: int) -> list[str]:
         return [

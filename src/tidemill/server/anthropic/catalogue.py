@@ -38,8 +38,7 @@ async def list_models(service: Service, exchange: Exchange) -> None:
 async def get_model(service: Service, exchange: Exchange) -> None:
     name = exchange.scope["path_params"]["model"]
     try:
-        service.check(name, exchange.tenant)
-        await exchange.json(_describe(service.models.entry(name), name))
+        await exchange.json(_describe(service.entry(name, exchange.tenant), name))
     except ApiError as error:
         await _fail(exchange, error)
 

@@ -16,8 +16,9 @@ from tidemill.server.answers import TokenCounts
 from tidemill.server.anthropic.errors import error_body
 from tidemill.server.anthropic.requests import CountTokensRequest, MessagesRequest
 from tidemill.server.errors import renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange, sse
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.service import Service
 from tidemill.server.tools import (
     CallArguments,

@@ -15,12 +15,15 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from tidemill.llm.description import ModelDescription, describe_model
+from tidemill.llm.embeddings import says_pooling
 from tidemill.llm.loading import OpenModel, open_model
 from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable, unsupported
 from tidemill.server.http import Exchange
+from tidemill.server.keys import Tenant
 from tidemill.server.models import Entry
 from tidemill.server.ollama.options import Options
+from tidemill.server.prompting import Prompting
 from tidemill.server.service import Service
 
 API_VERSION = "0.12.11"
@@ -49,6 +52,7 @@ class _Facts(msgspec.Struct, frozen=True):
     description: ModelDescription
     metadata: Mapping[str, Any]
     modified: float
+    capabilities: list[str]
 
 
 _known: WeakKeyDictionary[Entry, _Facts] = WeakKeyDictionary()
@@ -96,9 +100,7 @@ async def show(service: Service, exchange: Exchange) -> None:
     asked = request.model or request.name
     if not asked:
         raise ApiError(400, "model is required", param="model")
-    name = served_name(service, asked)
-    service.check(name, exchange.tenant)
-    entry = service.models.entry(name)
+    entry = served(service, asked, exchange.tenant)
     facts = await _facts(service, entry)
     await exchange.json(
         {
@@ -107,9 +109,7 @@ async def show(service: Service, exchange: Exchange) -> None:
             "template": entry.config.chat_template or facts.description.chat_template or "",
             "details": _details(facts),
             "model_info": _model_info(facts),
-            "capabilities": ["completion", "tools"]
-            if facts.description.chat_template
-            else ["completion"],
+            "capabilities": facts.capabilities,
             "modified_at": _modified(entry, facts),
         }
     )
@@ -119,18 +119,13 @@ async def version(service: Service, exchange: Exchange) -> None:
     await exchange.json({"version": API_VERSION})
 
 
-def served_name(service: Service, name: str) -> str:
-    """The name that is served for what a client of Ollama calls a model: there a name without a
-    tag means the tag "latest". Raises ApiError 404."""
-    names = {n for e in service.models for n in (e.config.name, *e.config.aliases)}
+def served(service: Service, name: str, tenant: Tenant) -> Entry:
+    """What is served by the name that a client of Ollama calls a model: there a name without a tag
+    means the tag "latest". Raises ApiError 403 or 404, as ``Service.entry`` does."""
     for candidate in (name, name.removesuffix(_LATEST), name + _LATEST):
-        if candidate in names:
-            return candidate
-    there_is = ", ".join(sorted(names)) or "none"
-    raise ApiError(
-        404, f"model '{name[:200]}' not found; there is {there_is}", param="model",
-        code="model_not_found",
-    )  # fmt: skip
+        if service.models.has(candidate):
+            return service.entry(candidate, tenant)
+    return service.entry(name, tenant)
 
 
 def timestamp(seconds: float) -> str:
@@ -168,7 +163,19 @@ def _open(config: ModelConfig) -> OpenModel:
 def _read(config: ModelConfig, opened: OpenModel) -> _Facts:
     checkpoint = opened.checkpoint
     modified = max(file.stat().st_mtime for file in checkpoint.files)
-    return _Facts(config, describe_model(opened), checkpoint.metadata, modified)
+    return _Facts(
+        config, describe_model(opened), checkpoint.metadata, modified,
+        _capabilities(opened, Prompting(opened, config.chat_template)),
+    )  # fmt: skip
+
+
+def _capabilities(opened: OpenModel, prompting: Prompting) -> list[str]:
+    """What Ollama's clients choose a model by. As there, one whose file says how to pool it is for
+    embeddings, though any other gives some as well."""
+    if says_pooling(opened.checkpoint):
+        return ["embedding"]
+    found = {"completion": True, "tools": prompting.can_chat, "thinking": prompting.thinks}
+    return [name for name, has in found.items() if has]
 
 
 def _modified(entry: Entry, facts: _Facts | None) -> str:

@@ -15,7 +15,8 @@ from tidemill.server.embedding import MAX_TEXTS, check_vector, prepare_texts
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.models import LoadedModel
-from tidemill.server.ollama.catalogue import served_name
+from tidemill.server.ollama.catalogue import served
+from tidemill.server.ollama.keeping import keep_alive, unload
 from tidemill.server.ollama.options import Options
 from tidemill.server.ollama.requests import duration_seconds, nanoseconds
 from tidemill.server.service import Service
@@ -94,17 +95,15 @@ async def _respond(
     options = request.options or Options()
     options.sampling(None)
     keep = None if request.keep_alive is None else duration_seconds(request.keep_alive)
-    name = served_name(service, request.model)
+    name = served(service, request.model, exchange.tenant).config.name
     if not texts and keep == 0:
-        service.check(name, exchange.tenant)
-        service.models.keep_alive(name, keep)
+        unload(service, exchange, name)
         await exchange.json(answer([], 0.0))
         return
     began = time.monotonic()
     async with service.model(name, exchange.tenant) as model:
         load_seconds = time.monotonic() - began
-        if keep is not None:
-            service.models.keep_alive(name, keep)
+        keep_alive(service, exchange, name, keep)
         outputs: list[RequestOutput] = []
         if texts:
             outputs = await exchange.while_connected(

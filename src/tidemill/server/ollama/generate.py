@@ -14,10 +14,12 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import ApiError, renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange, encode
-from tidemill.server.models import Generation, LoadedModel
-from tidemill.server.ollama.catalogue import served_name, timestamp
+from tidemill.server.models import LoadedModel
+from tidemill.server.ollama.catalogue import served, timestamp
 from tidemill.server.ollama.errors import error_body
+from tidemill.server.ollama.keeping import keep_alive, unload
 from tidemill.server.ollama.options import Options
 from tidemill.server.ollama.requests import ChatRequest, GenerateRequest, nanoseconds
 from tidemill.server.service import Service
@@ -45,17 +47,15 @@ async def _respond(
     """Answer a request; one with ``nothing`` to answer loads or unloads the model."""
     params, use = request.sampling(), request.use()
     keep = request.keep_seconds()
-    name = served_name(service, request.model)
+    name = served(service, request.model, exchange.tenant).config.name
     answer = Answer(request)
     if nothing and keep == 0:
-        service.check(name, exchange.tenant)
-        service.models.keep_alive(name, keep)
+        unload(service, exchange, name)
         await exchange.json(answer.empty("unload"))
         return
     async with service.model(name, exchange.tenant) as model:
         answer.model_ready()
-        if keep is not None:
-            service.models.keep_alive(name, keep)
+        keep_alive(service, exchange, name, keep)
         if nothing:
             await exchange.json(answer.empty("load"))
         else:

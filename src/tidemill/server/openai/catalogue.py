@@ -42,8 +42,7 @@ async def list_models(service: Service, exchange: Exchange) -> None:
 
 async def get_model(service: Service, exchange: Exchange) -> None:
     name = exchange.scope["path_params"]["model"]
-    service.check(name, exchange.tenant)
-    await exchange.json(_describe(service.models.entry(name), name))
+    await exchange.json(_describe(service.entry(name, exchange.tenant), name))
 
 
 async def tokenize(service: Service, exchange: Exchange) -> None:
@@ -56,7 +55,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         def ids() -> list[int]:
             if request.messages is None:
                 text = request.prompt or ""
-                return tokenizer.encode(text, add_special=request.add_special_tokens)
+                return prompting.encode(text, add_special=request.add_special_tokens)
             prompt = prompting.chat(
                 request.messages,
                 request.tools,

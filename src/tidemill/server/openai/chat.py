@@ -13,8 +13,9 @@ from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.errors import ApiError, renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import DONE, Exchange, TextEvents, sse
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
@@ -113,7 +114,10 @@ async def _answer(
 
 
 def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    taken = {"messages", "tools", "documents", "add_generation_prompt", "parse_content"}
+    taken = {
+        "messages", "tools", "documents", "add_generation_prompt", "parse_content",
+        "most_characters",
+    }  # fmt: skip
     for name in options or {}:
         if name in taken:
             raise ApiError(

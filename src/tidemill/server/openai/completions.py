@@ -14,8 +14,9 @@ from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import finite, top
 from tidemill.server.errors import renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import DONE, Exchange, sse
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.openai.answers import error_body, finish_reason, usage_of
 from tidemill.server.openai.inputs import Input, separated
 from tidemill.server.openai.sampling import SamplingFields

@@ -14,8 +14,9 @@ from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts, token_scores
 from tidemill.server.errors import check_only, renaming
+from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange
-from tidemill.server.models import Generation, LoadedModel
+from tidemill.server.models import LoadedModel
 from tidemill.server.openai.response_input import as_chat
 from tidemill.server.openai.response_items import Items
 from tidemill.server.service import Service

@@ -16,9 +16,10 @@ export class ApiError extends Error {
   }
 }
 
+const authorization = () => (key.get() ? { authorization: `Bearer ${key.get()}` } : {});
+
 async function request(path, options = {}) {
-  const headers = { ...options.headers };
-  if (key.get()) headers.authorization = `Bearer ${key.get()}`;
+  const headers = { ...options.headers, ...authorization() };
   let response;
   try {
     response = await fetch(path, { ...options, headers, cache: "no-store" });
@@ -48,7 +49,8 @@ export async function metrics(signal) {
 
 /** {status, models: {name: state}}; a server that is not ready says so with 503. */
 export async function readiness(signal) {
-  const response = await fetch("health/ready", { signal, cache: "no-store" });
+  const headers = authorization();
+  const response = await fetch("health/ready", { headers, signal, cache: "no-store" });
   return response.json();
 }
 

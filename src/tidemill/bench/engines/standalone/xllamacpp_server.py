@@ -23,7 +23,7 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     params.model.path = options.model
     params.model_alias = {options.name}
-    params.hostname, params.port = "127.0.0.1", options.port
+    params.hostnames, params.port = ["127.0.0.1"], options.port
     params.n_ctx, params.n_parallel = options.context, options.sequences
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.use_jinja = True

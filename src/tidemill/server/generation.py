@@ -1,0 +1,96 @@
+"""One request with a model's worker: its answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from tidemill.engine.base import Request, TokenEvent
+from tidemill.llm.outputs import OutputBuilder, RequestOutput
+from tidemill.server.errors import ApiError
+from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
+
+
+class Meter(Protocol):
+    """Told what a request is given."""
+
+    def prompt(self, tokens: int) -> None:
+        """Its prompt has been computed, ``tokens`` of it not found in the prefix cache."""
+
+    def output(self, tokens: int, seconds: float, first: bool) -> None:
+        """So many tokens more, ``seconds`` after the ones before, or after its arrival where they
+        are the ``first``."""
+
+
+class Generation:
+    """The answer to one request as it comes. Leaving it early needs ``aclose``.
+
+    After ``seconds`` the request is ended, with an error.
+    """
+
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        request: Request,
+        mailbox: Mailbox,
+        builder: OutputBuilder,
+        *,
+        seconds: float,
+        meter: Meter,
+    ) -> None:
+        self.builder = builder
+        self._worker = worker
+        self._events = worker.events(request, mailbox)
+        self._meter = meter
+        self._seconds = seconds
+        self._late = False
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
+
+    async def deltas(self) -> AsyncIterator[RequestOutput]:
+        """What is new, as often as there is something."""
+        async for batches in self._events:
+            self._push(batches)
+            delta = self.builder.delta()
+            if delta.outputs or delta.finished:
+                yield delta
+
+    async def whole(self) -> RequestOutput:
+        """All of it. Raises ApiError if it failed."""
+        async for batches in self._events:
+            self._push(batches)
+        if (failure := self.failure) is not None:
+            raise failure
+        return self.builder.snapshot()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """What to tell if the request failed after it had been accepted."""
+        message = self.builder.output.error
+        if message is None:
+            return None
+        if self._late:
+            return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
+        if self._worker.ended.done():
+            return ApiError(503, message, code="model_unavailable", retry_after=2)
+        return ApiError(500, message, code="generation_failed")
+
+    async def aclose(self) -> None:
+        self._deadline.cancel()
+        await self._events.aclose()
+
+    def _expire(self, request_id: str) -> None:
+        self._late = True
+        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
+
+    def _push(self, batches: Batches) -> None:
+        output = self.builder.output
+        times = output.metrics
+        for events, now in batches:
+            done, before = times.prompt_done_time, times.last_token_time
+            self.builder.push(events, now)
+            if done is None and times.prompt_done_time is not None:
+                self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
+            if tokens := sum(isinstance(event, TokenEvent) for event in events):
+                since = times.arrival_time if before is None else before
+                self._meter.output(tokens, now - since, before is None)

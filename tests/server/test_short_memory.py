@@ -1,0 +1,71 @@
+"""Memory that runs out: at the start it is told, later it costs the requests that need it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.serving import Server, events_of, serving
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {
+    "model": "tiny", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8,
+    "temperature": 0, "ignore_eos": True,
+}  # fmt: skip
+OPTIONS = ("--name", "tiny", "--threads", "1")
+
+
+@contextmanager
+def no_more_memory(process: int, more: int = 0) -> Iterator[None]:
+    """The process has what it has, and ``more`` bytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (size,) = re.findall(r"VmSize:\s+(\d+) kB", status)
+    before = resource.prlimit(process, resource.RLIMIT_AS)
+    resource.prlimit(process, resource.RLIMIT_AS, (int(size) * 1024 + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(process, resource.RLIMIT_AS, before)
+
+
+@pytest.fixture
+def own(tiny_chat_model: Path) -> Iterator[Server]:
+    with serving(str(tiny_chat_model), *OPTIONS) as found:
+        yield found
+
+
+def end_of(server: Server, body: Any, path: str = CHAT) -> str:
+    """How a request ended: "whole", an error's code, or "closed"."""
+    try:
+        status, _, data = server.request("POST", path, body)
+    except (OSError, http.client.HTTPException):
+        return "closed"
+    if status != 200:
+        return str(json.loads(data)["error"]["code"])
+    if not isinstance(body, dict) or not body.get("stream"):
+        return "whole"
+    last = events_of(data)[-1]
+    return "whole" if last == "[DONE]" else str(last["error"]["code"])
+
+
+def test_what_does_not_fit_is_refused_with_the_sum(tiny_chat_model: Path) -> None:
+    """Also where only this process may have no more."""
+    ended = subprocess.run(
+        ["prlimit", "--as=4000000000", sys.executable, "-m", "tidemill", "serve",
+         str(tiny_chat_model), "--port", "0", "--threads", "1", "--max-sequences", "60000",
+         "--kv-memory", "12000000000"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert re.search(r"does not fit into memory: weights .* MiB are available", ended.stderr)
+    assert "Traceback" not in ended.stderr
