@@ -153,7 +153,8 @@ def test_damaged_and_foreign_files_are_named_and_passed_over(store: Store, said:
     whole = (store.folder / f"{id}.parquet").read_bytes()
     for name, content in {
         "empty": b"", "text": b"not a file of ours at all", "cut": whole[:-20],
-        "begun": whole[: len(whole) // 2], "changed": whole.replace(b'"scenario"', b'"scenari\x00"'),
+        "begun": whole[: len(whole) // 2],
+        "changed": whole.replace(b'"scenario"', b'"scenari\x00"'),
     }.items():  # fmt: skip
         (store.folder / f"{name}.parquet").write_bytes(content)
     (store.folder / "folder.parquet").mkdir()
