@@ -136,9 +136,7 @@ class Store:
         if beginning in found:
             return beginning
         if not found:
-            raise StoreError(
-                f"there is no result {beginning!r}: `tidemill bench results` lists all"
-            )
+            raise UnknownResult(f"there is no result {beginning!r}; see `tidemill bench results`")
         if len(found) > 1:
             some = ", ".join(found[:5])
             raise StoreError(f"{beginning!r} is the beginning of {len(found)} results: {some}")
