@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.bench.arrivals import Closed, Gamma, Load
+from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import SHARES, Summary
 from tidemill.bench.resources import Resources
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.starts import Start, medians
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Lengths, LogNormal, Shape, Uniform
 
 _LATENCIES = {
@@ -46,7 +47,10 @@ def _figures(result: Result) -> Iterator[str]:
     summary = result.summary
     if summary is None:
         return
-    yield f"  load: {load_words(result.scenario.load)}, {summary.seconds:.0f} s measured"
+    bursts = ""
+    if summary.variation is not None and not isinstance(result.scenario.load, Closed):
+        bursts = f", gaps with a coefficient of variation of {summary.variation:.1f}"
+    yield f"  load: {load_words(result.scenario.load)}{bursts}, {summary.seconds:.0f} s measured"
     yield from _latencies(summary)
     yield f"  {_rates(summary)}"
     if result.resources is not None:
@@ -74,7 +78,7 @@ def _latencies(summary: Summary) -> Iterator[str]:
     yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
     for name, title in _LATENCIES.items():
         if (found := summary.latency.get(name)) is not None:
-            yield f"  {title:6}" + "".join(f"{_estimate(found[share]):>24}" for share in SHARES)
+            yield f"  {title:6}" + "".join(f"{estimate(found[share]):>24}" for share in SHARES)
 
 
 def _rates(summary: Summary) -> str:
@@ -176,17 +180,19 @@ def _starts(starts: list[Start]) -> Iterator[str]:
             yield f"    {_PHASE_NAMES[name]:30} {seconds(value):>10}   ({spread})"
 
 
-def _estimate(found: Estimate) -> str:
-    return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
+def estimate(found: Estimate) -> str:
+    """A latency, with its interval in brackets, in one unit."""
+    low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
+    return f"{seconds(found.value)} ({low}–{high})"
 
 
 def seconds(value: float) -> str:
-    return f"{_bare(value)} {'s' if value >= 1 else 'ms'}"
+    return f"{_bare(value, value)} {'s' if value >= 1 else 'ms'}"
 
 
-def _bare(value: float) -> str:
-    """In seconds from one on, else in milliseconds."""
-    if value >= 1:
+def _bare(value: float, like: float) -> str:
+    """In seconds where ``like`` is one or more, else in milliseconds."""
+    if like >= 1:
         return f"{value:.2f}"
     return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
 
@@ -194,7 +200,7 @@ def _bare(value: float) -> str:
 # ---- scenarios
 
 
-def load_words(load: Load | Starts) -> str:
+def load_words(load: Closed | Gamma | TraceFile | Starts) -> str:
     if isinstance(load, Closed):
         return f"{load.concurrency} at a time"
     if isinstance(load, Gamma):
@@ -202,7 +208,8 @@ def load_words(load: Load | Starts) -> str:
         return f"{load.rate:g} requests/s{bursts}"
     if isinstance(load, Starts):
         return f"{load.repeats} starts cold, {load.repeats} warm"
-    return f"a trace of {len(load.timestamps)} requests"
+    faster = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+    return f"the trace {load.file}{faster}"
 
 
 def describe(scenario: Scenario) -> str:
@@ -213,7 +220,9 @@ def describe(scenario: Scenario) -> str:
     ]
     if not isinstance(scenario.load, Starts):
         lines.append(f"  measured  {scenario.seconds:g} s, after {scenario.warmup:g} s of warm-up")
-    lines += [f"  SLO       {scenario.slo or 'none'}", f"  context   {scenario.context} tokens"]
+    lines.append(f"  SLO       {scenario.slo or 'none'}")
+    if scenario.shapes:
+        lines.append(f"  context   {scenario.context} tokens")
     for shape in scenario.shapes:
         lines.append(f"  {shape.name:9} {_shape_words(shape)}")
     return "\n".join([*lines, f"  source    {scenario.source}"])

@@ -25,10 +25,9 @@ from tidemill.bench.meters import Sampler
 from tidemill.bench.records import Recording, Window
 from tidemill.bench.resources import Prices, Resources, of_url, taken
 from tidemill.bench.run import BenchError, Plan, Progress
-from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.scenario import Prepared, Scenario, Starts, prepare
 from tidemill.bench.starts import Start, measure_starts
 from tidemill.bench.targets import FULL_LENGTH, GREEDY, Target, choose_model, settle, shown
-from tidemill.bench.workload import Workload
 from tidemill.hardware import core_budget, cpu_info, memory_budget
 
 FORMAT = 1
@@ -134,46 +133,76 @@ def measure(
     say: Callable[[str], None],
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Measurement:
-    """Carry out a scenario. ``say`` is told what is being done. Raises TargetError."""
-    workload = Workload(scenario.shapes, settings.seed)
-    result = Result(
-        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        name=settings.name, series=settings.series,
-        scenario=scenario, seed=settings.seed, slo=settings.slo or scenario.slo,
-        target=Measured(url="", model=target.model or ""), machine=_machine(),
-    )  # fmt: skip
+    """Carry out a scenario. ``say`` is told what is being done. Raises TargetError, and what
+    ``prepare`` raises."""
+    prepared = prepare(scenario, settings.seed)
     if isinstance(scenario.load, Starts):
-        _starts(scenario.load, target, settings, workload, result, say)
-        return Measurement(result, None)
-    with _running(scenario, target, settings, result, say) as running:
-        say("asking how it can be asked")
-        tenant = (scenario.tenants or [""])[0]
-        full_length = {} if scenario.checked else running.full_length
-        endpoint = asyncio.run(
-            settle(running.endpoint, tenant, full_length=full_length, timeout=scenario.timeout)
+        return Measurement(_starts(scenario.load, prepared, target, settings, say), None)
+    with serving(prepared, target, settings, say) as server:
+        return server.measure(prepared, settings, on_progress)
+
+
+class Server:
+    """Whom the load goes to, up and ready to be asked: several scenarios can be measured on it, one
+    after the other, if they need no more than what it was started for."""
+
+    def __init__(
+        self, endpoint: Endpoint, target: Measured, full_length: Mapping[str, Any],
+        pids: tuple[int, ...] = (), sampler: Sampler | None = None,
+    ) -> None:  # fmt: skip
+        """``full_length``: the fields that would make answers as long as asked for. ``pids`` and
+        ``sampler``: of an engine that was started here."""
+        self._endpoint = endpoint
+        self._target = msgspec.structs.replace(
+            target, extra=dict(endpoint.extra), usage=endpoint.usage
         )
+        self._full_length = full_length
+        self._pids = pids
+        self._sampler = sampler
+
+    def measure(
+        self,
+        prepared: Prepared,
+        settings: Settings,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Measurement:
+        """Raises TargetError."""
+        assert not isinstance(prepared.load, Starts)
+        scenario, endpoint = prepared.scenario, self._endpoint
         plan = Plan(
-            endpoint=endpoint, workload=workload, load=scenario.load, seconds=scenario.seconds,
-            requests=scenario.requests, warmup=scenario.warmup, timeout=scenario.timeout,
-            watch=running.pids, keep_text=settings.keep_text,
+            endpoint=endpoint, workload=prepared.workload, load=prepared.load,
+            seconds=scenario.seconds, requests=scenario.requests, warmup=scenario.warmup,
+            timeout=scenario.timeout, watch=self._pids, keep_text=settings.keep_text,
         )  # fmt: skip
+        result = _result(scenario, settings, self._target)
+        if self._sampler is not None:
+            self._sampler.sample()
         try:
             recording = run_apart(plan, on_progress)
         except BenchError as error:
             raise TargetError(str(error)) from None
-    _hide_keys(recording, [endpoint.api_key, *endpoint.keys.values()])
-    result.target = msgspec.structs.replace(
-        result.target, extra=dict(endpoint.extra), usage=endpoint.usage
-    )
-    result.summary = summarise(recording, result.slo)
-    if len(scenario.shapes) > 1:
-        result.by_shape = {
-            shape.name: summarise(recording, result.slo, shape.name) for shape in scenario.shapes
-        }
-    result.resources = _resources(running.sampler, recording.window, result, settings.prices)
-    result.per_core = result.resources.density.per_core_given
-    result.notes = _notes(scenario, result, endpoint, running.full_length)
-    return Measurement(result, recording)
+        if self._sampler is not None:
+            self._sampler.sample()
+        _hide_keys(recording, [endpoint.api_key, *endpoint.keys.values()])
+        result.summary = summarise(recording, result.slo)
+        shapes = prepared.workload.shapes
+        if len(shapes) > 1:
+            result.by_shape = {
+                shape.name: summarise(recording, result.slo, shape.name) for shape in shapes
+            }
+        result.resources = _resources(self._sampler, recording.window, result, settings.prices)
+        result.per_core = result.resources.density.per_core_given
+        result.notes = prepared.notes + _notes(scenario, result, endpoint, self._full_length)
+        return Measurement(result, recording)
+
+
+def _result(scenario: Scenario, settings: Settings, target: Measured) -> Result:
+    """Without any figures."""
+    return Result(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        name=settings.name, series=settings.series, scenario=scenario, seed=settings.seed,
+        slo=settings.slo or scenario.slo, target=target, machine=_machine(),
+    )  # fmt: skip
 
 
 def _hide_keys(recording: Recording, keys: Iterable[str | None]) -> None:
@@ -198,29 +227,19 @@ def without_secrets(command: Sequence[str]) -> list[str]:
     return found
 
 
-class _Running(NamedTuple):
-    """A server that can be asked: where, with which fields for answers of full length, and of an
-    engine that was started here, its processes and what is sampled of them."""
-
-    endpoint: Endpoint
-    full_length: Mapping[str, Any]
-    pids: tuple[int, ...] = ()
-    sampler: Sampler | None = None
-
-
 @contextmanager
-def _running(
-    scenario: Scenario, target: Target, settings: Settings, result: Result,
-    say: Callable[[str], None],
-) -> Iterator[_Running]:  # fmt: skip
-    """Whom the load goes to; an engine is started, and ended afterwards."""
-    engine = target.engine
+def serving(
+    prepared: Prepared, target: Target, settings: Settings, say: Callable[[str], None]
+) -> Iterator[Server]:
+    """Whom the load goes to; an engine is started, and ended afterwards. Raises TargetError."""
+    scenario, engine = prepared.scenario, target.engine
     if engine is None:
         url = target.url or ""
         endpoint = _ask(scenario, url, target.model or "", settings.api_key, GREEDY, settings.keys)
         model = target.model or choose_model(url, settings.api_key)
-        result.target = Measured(url=shown(url), model=model)
-        yield _Running(msgspec.structs.replace(endpoint, model=model), FULL_LENGTH)
+        endpoint = msgspec.structs.replace(endpoint, model=model)
+        endpoint = _settled(scenario, endpoint, FULL_LENGTH, say)
+        yield Server(endpoint, Measured(url=shown(url), model=model), FULL_LENGTH)
         return
     say(f"starting {engine.name}")
     version = engine.version(settings.binary)
@@ -228,7 +247,7 @@ def _running(
         tenant: secrets.token_urlsafe(24) for tenant in scenario.tenants if engine.tenants
     }  # fmt: skip
     with (
-        _launch(scenario, settings, keys) as launch,
+        _launch(prepared, settings, keys) as launch,
         closing(Sampler()) as sampler,
         started(engine, launch) as process,
     ):
@@ -240,12 +259,23 @@ def _running(
                 f"{error}\n({scenario.name} needs {launch.sequences} sequences of {launch.context} "
                 "tokens: --scale makes them shorter)"
             ) from None
-        result.target = Measured(
+        measured = Measured(
             url=process.url, model=target.model or "", engine=engine.name, version=version,
             command=without_secrets(process.command), threads=_threads(engine, settings),
         )  # fmt: skip
         endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
-        yield _Running(endpoint, engine.full_length, tuple(process.pids()), sampler)
+        endpoint = _settled(scenario, endpoint, engine.full_length, say)
+        yield Server(endpoint, measured, engine.full_length, tuple(process.pids()), sampler)
+
+
+def _settled(
+    scenario: Scenario, endpoint: Endpoint, full_length: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Endpoint:  # fmt: skip
+    say("asking how it can be asked")
+    tenant = (scenario.tenants or [""])[0]
+    wanted = {} if scenario.checked else full_length
+    return asyncio.run(settle(endpoint, tenant, full_length=wanted, timeout=scenario.timeout))
 
 
 def _threads(engine: Engine, settings: Settings) -> int | None:
@@ -254,24 +284,26 @@ def _threads(engine: Engine, settings: Settings) -> int | None:
 
 
 def _starts(
-    load: Starts, target: Target, settings: Settings, workload: Workload, result: Result,
+    load: Starts, prepared: Prepared, target: Target, settings: Settings,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
-    if target.engine is None:
+) -> Result:  # fmt: skip
+    scenario, engine = prepared.scenario, target.engine
+    if engine is None:
         raise TargetError(
-            f"{result.scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a "
-            "URL"
+            f"{scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a URL"
         )
-    engine = target.engine
     version = engine.version(settings.binary)
-    timeout = result.scenario.timeout
-    with _launch(result.scenario, settings, {}) as launch:
-        result.starts = measure_starts(engine, launch, workload, load.repeats, timeout, say)
+    with _launch(prepared, settings, {}) as launch:
+        starts = measure_starts(
+            engine, launch, prepared.workload, load.repeats, scenario.timeout, say
+        )
         command = engine.command(launch, 0)
-    result.target = Measured(
+    measured = Measured(
         url="", model=target.model or "", engine=engine.name, version=version,
         command=without_secrets(command), threads=_threads(engine, settings),
     )  # fmt: skip
+    result = _result(scenario, settings, measured)
+    result.starts = starts
     kept = [s.cached for s in result.starts if s.cold and s.cached is not None]
     if not any(start.cold for start in result.starts):
         result.notes.append("no cold starts: files cannot be taken out of the page cache here")
@@ -280,19 +312,20 @@ def _starts(
             f"cold starts were not cold: up to {max(kept):.0%} of the files stayed in the page "
             "cache (does another process use them?)"
         )
+    return result
 
 
 @contextmanager
-def _launch(scenario: Scenario, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
+def _launch(prepared: Prepared, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
     """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
-    load = scenario.load
+    load = prepared.load
     sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
     if isinstance(load, Starts):
         sequences = 1
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         yield Launch(
-            model=settings.path, context=scenario.context, sequences=sequences,
+            model=settings.path, context=prepared.context, sequences=sequences,
             threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
             arguments=settings.arguments,
         )  # fmt: skip

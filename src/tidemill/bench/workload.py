@@ -178,11 +178,26 @@ class Prompt(NamedTuple):
     drawn: Mapping[str, Value] | None = None
 
 
+class Size(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one recorded request (``traces.py``): of its prompt, of which the first ``prefix``
+    are those of all requests of its ``group``, and of its answer."""
+
+    input: int
+    output: int
+    group: str = ""
+    prefix: int = 0
+
+
 class Workload(msgspec.Struct, frozen=True):
-    """A mix of shapes. The prompts of two seeds have nothing in common."""
+    """A mix of shapes. The prompts of two seeds have nothing in common.
+
+    If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request
+    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``).
+    """
 
     shapes: tuple[Shape, ...]
     seed: int = 0
+    recorded: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shapes:
@@ -191,6 +206,8 @@ class Workload(msgspec.Struct, frozen=True):
     def prompt(self, index: int, history: tuple[tuple[str, str], ...] = ()) -> Prompt:
         """The prompt of that number; with a history the one that follows it."""
         rng = random.Random(f"{self.seed} {index}")
+        if self.recorded:
+            return self._sized(rng, self.recorded[max(0, index - 1)])
         shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
         prefix = ""
         if shape.prefix:
@@ -209,6 +226,11 @@ class Workload(msgspec.Struct, frozen=True):
         system = prefix if shape.system else ""
         length = shape.output.draw(rng)
         return Prompt(shape, " ".join(parts), length, system, history, fields, drawn)
+
+    def _sized(self, rng: random.Random, size: Size) -> Prompt:
+        shared = _beginning(f"{self.seed} {size.group}", size.prefix) if size.prefix else ""
+        own = _words(rng, size.input - size.prefix)
+        return Prompt(self.shapes[0], f"{shared} {own}".strip(), size.output)
 
 
 # Making the words of a long beginning again for every request would hold up the load.

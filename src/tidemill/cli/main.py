@@ -227,6 +227,10 @@ def describe(error: Exception) -> str:
 
 
 def complain(message: str, hint: str | None = None) -> None:
+    # It may quote a server or a file, which must not move the terminal's cursor.
+    message = "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message
+    )
     with contextlib.suppress(OSError):  # stderr may be full or gone; the exit code still tells
         print(f"tidemill: error: {message}", file=sys.stderr)
         if hint:
