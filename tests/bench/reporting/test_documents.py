@@ -245,9 +245,9 @@ def test_commands_of_an_address() -> None:
 def rich() -> Document:
     return made(
         measurement(speed=2.0, failing=0.2), measurement(engine="llama.cpp"),
-        measurement("offline-batch"), measurement("offline-batch", engine="llama.cpp"),
+        measurement("offline-batch")._replace(recording=None),
         measurement("cold-start"), measurement("cold-start", engine="llama.cpp"),
-        measurement("two-tenants"),
+        measurement("two-tenants")._replace(recording=None),
         *at_rates([0.5, 1.0], engine="tidemill", speed=2.0, series="a"),
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_links_lead_somewhere_and_ids_are_there_once(rich: Document) -> None:
 
 def test_every_picture_has_words_in_its_place(rich: Document) -> None:
     found = list(markdown.pictures(rich.blocks))
-    assert len(found) >= 10
+    assert len(found) == 9
     for picture in found:
         assert len(picture.alt) > 40
         assert picture.caption
@@ -310,10 +310,7 @@ def test_tables_of_markdown_have_as_many_cells_in_each_row(rich: Document) -> No
 
 
 def test_the_same_runs_give_the_same_bytes() -> None:
-    once, again = (
-        made(measurement(failing=0.1), measurement(engine="llama.cpp"), measurement("cold-start"))
-        for _ in range(2)
-    )
+    once, again = (made(measurement(failing=0.1), measurement("cold-start")) for _ in range(2))
     assert page.html(once) == page.html(again)
     assert markdown.markdown(once, "x") == markdown.markdown(again, "x")
 
