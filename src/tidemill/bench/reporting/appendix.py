@@ -13,7 +13,8 @@ from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import MAX_DELAY
 from tidemill.bench.report import load_words
-from tidemill.bench.reporting import words
+from tidemill.bench.reporting import comparing, words
+from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import (
     Block,
     Bullets,
@@ -49,7 +50,7 @@ _DEFINITIONS = (
 )  # fmt: skip
 
 
-def definitions() -> Section:
+def definitions(compared: Sequence[Comparisons]) -> Section:
     rows = tuple((Cell(name), Cell(meaning)) for name, meaning in _DEFINITIONS)
     return Section(
         "definitions", "What the figures mean",
@@ -59,8 +60,16 @@ def definitions() -> Section:
                 "server cannot hide a queue in the client."
             ),
             Table("Definitions", ("Figure", "Meaning"), rows, frozenset({1})),
+            *_reading(compared),
         ),
     )  # fmt: skip
+
+
+def _reading(compared: Sequence[Comparisons]) -> Iterator[Block]:
+    notes = comparing.notes(compared)
+    if notes:
+        yield Paragraph("Of what is compared:")
+        yield Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in notes))
 
 
 def sources(groups: Sequence[Group]) -> Section:
@@ -196,7 +205,7 @@ def _run(group: Group, one: Shown) -> tuple[Cell, ...]:
         words.moment(result.when),
         load_words(result.scenario.load),
         words.NONE if result.summary is None else f"{result.summary.seconds:.0f} s",
-        str(result.slo or words.NONE),
+        words.limits(result.slo),
         str(result.seed),
     )
     return tuple(map(Cell, row))

@@ -16,9 +16,12 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from tidemill.bench.reporting import svg
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.palette import stand_in
+from tidemill.bench.reporting.words import plain
 
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
+
+_TICKS = 6
 
 INK, MUTED, GRID, SHADE, LIMIT = map(stand_in, ("ink", "muted", "grid", "shade", "limit"))
 
@@ -27,9 +30,9 @@ SETTINGS = {
     "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "axes.linewidth": 0.8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "axes.axisbelow": True, "axes.prop_cycle": matplotlib.cycler(color=[INK]),
-    "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
+    "axes.axisbelow": True, "axes.facecolor": "none", "figure.facecolor": "none",
+    "figure.edgecolor": "none", "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED,
+    "ytick.color": MUTED, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": 9,
     "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "path.simplify": True,
 }  # fmt: skip
@@ -82,7 +85,7 @@ def in_seconds(axis: Axes, which: str, low: float, high: float) -> None:
         axis.set_ylim(low, high)
     ours = axis.xaxis if which == "x" else axis.yaxis
     ours.set_major_locator(FixedLocator(ticks))
-    ours.set_major_formatter(FixedFormatter([tick_words(tick) for tick in ticks]))
+    ours.set_major_formatter(FixedFormatter([plain(tick) for tick in ticks]))
     ours.set_minor_locator(NullLocator())
 
 
@@ -94,18 +97,14 @@ def _room(low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    """As many as there is room for, round ones."""
+    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [
             step * 10.0**power
             for power in range(-6, 7)
             for step in steps
             if low <= step * 10.0**power <= high
         ]
-        if len(found) <= 6:
+        if len(found) <= _TICKS:
             return found
-    return found[:: -(-len(found) // 6)]
-
-
-def tick_words(value: float) -> str:
-    """Seconds from one on, else milliseconds, with the unit."""
-    return f"{value:g} s" if value >= 1 else f"{1000 * value:g} ms"
+    return found[:: -(-len(found) // _TICKS)]

@@ -7,6 +7,7 @@ import re
 import warnings
 from xml.etree import ElementTree
 
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from tidemill.bench.reporting import palette
@@ -30,7 +31,7 @@ def element(figure: Figure, name: str, alt: str) -> str:
         warnings.filterwarnings("ignore", message="Glyph")
         file = io.StringIO()
         about = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(file, format="svg", transparent=True, metadata=about)
+        FigureCanvasSVG(figure).print_svg(file, metadata=about)  # type: ignore[no-untyped-call]
     root = ElementTree.fromstring(file.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tidemill.bench.records import Recording
 from tidemill.bench.reporting import figures
@@ -66,17 +67,17 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
         )
     above.set_ylabel("requests in flight")
     above.set_ylim(bottom=0)
-    above.yaxis.get_major_locator().set_params(integer=True)
+    above.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     strip.set_ylim(len(shown) - 0.4, -0.6)
     strip.set_yticks([])
     strip.set_ylabel("arrivals", rotation=0, ha="right", va="center")
     strip.grid(False)
-    _shade([above, strip], shown, words=above)
+    _shade([above, strip], shown)
     strip.set_xlabel("seconds of the measured window")
     figures.legend(figure, lines, [one.label for one in shown])
     return figures.finished(
-        figure, name, "The run: requests in flight; below, when each was due, and ✕ where one "
-        "failed",
+        figure, name, "The run: requests in flight; below, when each was due, and × where one "
+        "failed. Shaded: warm-up and ending",
         f"Requests in flight over the run. {'; '.join(said)}.",
     )  # fmt: skip
 
@@ -97,10 +98,10 @@ def _tokens(name: str, shown: Sequence[Shown]) -> Picture:
     axis.set_ylim(bottom=0)
     axis.set_ylabel("output tokens/s")
     axis.set_xlabel("seconds of the measured window")
-    _shade([axis], shown, words=axis)
+    _shade([axis], shown)
     figures.legend(figure, lines, [one.label for one in shown])
     return figures.finished(
-        figure, name, "The run: output tokens that arrived a second",
+        figure, name, "The run: output tokens that arrived a second. Shaded: warm-up and ending",
         f"Output tokens a second over the run. {'; '.join(said)}.",
     )  # fmt: skip
 
@@ -169,19 +170,12 @@ def _apart(times: Sequence[float], span: tuple[float, float]) -> Floats:
     return found
 
 
-def _shade(axes: Sequence[Axes], shown: Sequence[Shown], *, words: Axes) -> None:
+def _shade(axes: Sequence[Axes], shown: Sequence[Shown]) -> None:
     """What is not measured: before the window, and after it."""
     low, high = _span(shown)
     closed = max(_recording(one).window.seconds for one in shown)
     for axis in axes:
         axis.set_xlim(low, high)
-    for start, end, word in ((low, 0.0, "warm-up"), (closed, high, "ending")):
-        if end <= start:
-            continue
-        for axis in axes:
-            axis.axvspan(start, end, color=figures.SHADE, linewidth=0, zorder=0)
-        if end - start > 0.14 * (high - low):  # else there is no room for the word
-            words.annotate(
-                word, ((start + end) / 2, 1), xycoords=("data", "axes fraction"), xytext=(0, -10),
-                textcoords="offset points", ha="center", color=figures.MUTED, fontsize=8.5,
-            )  # fmt: skip
+        for start, end in ((low, 0.0), (closed, high)):
+            if end > start:
+                axis.axvspan(start, end, color=figures.SHADE, linewidth=0, zorder=0)
