@@ -261,9 +261,9 @@ def test_a_trace_alone_is_replayed_to_its_end(tmp_path: Path) -> None:
     scenario = replay(TraceFile(write(tmp_path, OURS, "My Trace!.csv"), speed=2.0), None)
     assert scenario.name == "my-trace"
     prepared = prepare(scenario)
-    # 4 requests with gaps of 0.5 s, twice as fast, of which the first tenth is warm-up
-    assert prepared.scenario.warmup == pytest.approx(0.1)
-    assert prepared.scenario.seconds == pytest.approx(0.9)
+    # 4 requests with gaps of 0.5 s, twice as fast
+    assert prepared.scenario.warmup == 0
+    assert prepared.scenario.seconds == pytest.approx(1.0)
     assert prepared.load == Trace((0.0, 0.5, 1.0, 1.5), 2.0)
     assert prepared.context == round(105 * 1.25) + 256
     assert msgspec.json.decode(msgspec.json.encode(scenario), type=Scenario) == scenario
@@ -315,6 +315,7 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
         )  # fmt: skip
         recording = asyncio.run(run(plan))
     _, *records = sorted(recording.records, key=lambda r: r.due)  # after the probe
+    assert not any(r.warmup for r in records)
     assert [r.due - records[0].due for r in records] == pytest.approx([0, 0.1, 0.2, 0.3])
     assert [r.asked for r in records] == [5, 6, 7, 8]
     sent = {}

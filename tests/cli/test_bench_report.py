@@ -63,7 +63,7 @@ def test_a_file_of_results(tidemill: Tidemill, tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["nothing"], "there is no result 'nothing'"),
-        (["missing.json"], "missing.json cannot be read"),
+        (["missing.json"], "missing.json: No such file"),
         (["--html", "no/such/folder.html"], "no/such/folder.html"),
     ],
 )

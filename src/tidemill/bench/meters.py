@@ -42,6 +42,8 @@ class Sampler:
         self.gpus_before = read_gpus()
         self._gpus = GpuMonitor() if self.gpus_before else None
         self._ended = threading.Event()
+        self._pids: Callable[[], Sequence[int]] = list
+        self._taking = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @property
@@ -50,13 +52,21 @@ class Sampler:
 
     def watch(self, pids: Callable[[], Sequence[int]]) -> None:
         """Begin to sample the processes of an engine; which they are is asked each time."""
-        self._thread = threading.Thread(target=self._run, args=(pids,), daemon=True)
+        self._pids = pids
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, pids: Callable[[], Sequence[int]]) -> None:
+    def sample(self) -> float:
+        """Take one now, which it returns: where reading is slow there are few, and a window has two
+        ends."""
+        with self._taking:
+            now = time.monotonic()
+            self.take(self._pids(), now)
+        return now
+
+    def _run(self) -> None:
         while True:
-            began = time.monotonic()
-            self.take(pids(), began)
+            began = self.sample()
             took = time.monotonic() - began
             if self._ended.wait(max(_EVERY, took / _LARGEST_SHARE)):
                 return

@@ -78,7 +78,7 @@ def _latencies(summary: Summary) -> Iterator[str]:
     yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
     for name, title in _LATENCIES.items():
         if (found := summary.latency.get(name)) is not None:
-            yield f"  {title:6}" + "".join(f"{_estimate(found[share]):>24}" for share in SHARES)
+            yield f"  {title:6}" + "".join(f"{estimate(found[share]):>24}" for share in SHARES)
 
 
 def _rates(summary: Summary) -> str:
@@ -180,17 +180,19 @@ def _starts(starts: list[Start]) -> Iterator[str]:
             yield f"    {_PHASE_NAMES[name]:30} {seconds(value):>10}   ({spread})"
 
 
-def _estimate(found: Estimate) -> str:
-    return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
+def estimate(found: Estimate) -> str:
+    """A latency, with its interval in brackets, in one unit."""
+    low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
+    return f"{seconds(found.value)} ({low}–{high})"
 
 
 def seconds(value: float) -> str:
-    return f"{_bare(value)} {'s' if value >= 1 else 'ms'}"
+    return f"{_bare(value, value)} {'s' if value >= 1 else 'ms'}"
 
 
-def _bare(value: float) -> str:
-    """In seconds from one on, else in milliseconds."""
-    if value >= 1:
+def _bare(value: float, like: float) -> str:
+    """In seconds where ``like`` is one or more, else in milliseconds."""
+    if like >= 1:
         return f"{value:.2f}"
     return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
 

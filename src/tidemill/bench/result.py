@@ -175,10 +175,14 @@ class Server:
             timeout=scenario.timeout, watch=self._pids, keep_text=settings.keep_text,
         )  # fmt: skip
         result = _result(scenario, settings, self._target)
+        if self._sampler is not None:
+            self._sampler.sample()
         try:
             recording = run_apart(plan, on_progress)
         except BenchError as error:
             raise TargetError(str(error)) from None
+        if self._sampler is not None:
+            self._sampler.sample()
         _hide_keys(recording, [endpoint.api_key, *endpoint.keys.values()])
         result.summary = summarise(recording, result.slo)
         shapes = prepared.workload.shapes

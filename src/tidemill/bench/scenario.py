@@ -134,12 +134,9 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
             f"{load.file} has no columns input_tokens and output_tokens, and {scenario.name} no "
             "shapes: whose lengths are the requests to have?"
         )
-    # It is replayed to its end, if that comes first; and not too much of it is warm-up.
-    whole = found.seconds / load.speed
-    warmup = min(scenario.warmup, whole / 10)
-    scenario = msgspec.structs.replace(
-        scenario, warmup=warmup, seconds=min(scenario.seconds, whole - warmup)
-    )
+    # To its end, if that comes first; and all of it counts, as it may begin with a burst.
+    seconds = min(scenario.seconds, found.seconds / load.speed)
+    scenario = msgspec.structs.replace(scenario, warmup=0.0, seconds=seconds)
     workload = Workload(shapes, seed, found.sizes)
     return Prepared(scenario, Trace(found.timestamps, load.speed), workload, context, found.notes)
 

@@ -132,9 +132,10 @@ class _Columns:
         self.inside += inside
 
     def merge(self, other: _Columns) -> None:
-        for mine, theirs in ((self.numbers, other.numbers), (self.counts, other.counts)):
-            for name, values in theirs.items():
-                mine[name].extend(values)
+        for name, numbers in other.numbers.items():
+            self.numbers[name].extend(numbers)
+        for name, counts in other.counts.items():
+            self.counts[name].extend(counts)
         self.errors += other.errors
         self.inside += other.inside
 

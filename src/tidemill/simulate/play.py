@@ -18,8 +18,8 @@ from tidemill.simulate.replica import Usage
 from tidemill.simulate.routing import policy
 from tidemill.simulate.traffic import Profile, Template, Traffic
 
-_FEW = 20_000
-"""Requests of which each can keep the times of all its tokens."""
+_FEW = 1000
+"""Requests of which each can keep the times of all its tokens, and intervals be bootstrapped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def predict(
     tasks = [
         _Task(
             prepared, deployment if factor == 1 else deployment.scaled(factor), seed, profile,
-            exact, (part, parts),
+            exact if factor == 1 else False, (part, parts),
         )
         for factor in factors
         for part in range(parts)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -13,7 +12,8 @@ from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import MAX_DELAY
 from tidemill.bench.report import load_words
-from tidemill.bench.reporting import words
+from tidemill.bench.reporting import comparing, words
+from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import (
     Block,
     Bullets,
@@ -27,6 +27,7 @@ from tidemill.bench.reporting.runs import Group, Shown
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario
 from tidemill.bench.statistics import LEVEL, RESAMPLES
+from tidemill.bench.workload import Shape
 
 _DEFINITIONS = (
     ("TTFT", "first piece of text − when the request was due"),
@@ -49,7 +50,7 @@ _DEFINITIONS = (
 )  # fmt: skip
 
 
-def definitions() -> Section:
+def definitions(compared: Sequence[Comparisons]) -> Section:
     rows = tuple((Cell(name), Cell(meaning)) for name, meaning in _DEFINITIONS)
     return Section(
         "definitions", "What the figures mean",
@@ -59,8 +60,16 @@ def definitions() -> Section:
                 "server cannot hide a queue in the client."
             ),
             Table("Definitions", ("Figure", "Meaning"), rows, frozenset({1})),
+            *_reading(compared),
         ),
     )  # fmt: skip
+
+
+def _reading(compared: Sequence[Comparisons]) -> Iterator[Block]:
+    notes = comparing.notes(compared)
+    if notes:
+        yield Paragraph("Of what is compared:")
+        yield Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in notes))
 
 
 def sources(groups: Sequence[Group]) -> Section:
@@ -145,12 +154,12 @@ def reproduction(groups: Sequence[Group]) -> Section:
         Commands(tuple(lines)),
     ]  # fmt: skip
     engines = dict.fromkeys(
-        f"{one.label}: {words.clean(shlex.join(one.result.target.command), longest=1000)}"
+        words.clean(shlex.join(one.result.target.command), longest=1000)
         for one in every
         if one.result.target.command
     )
     if engines:
-        blocks += [Paragraph("What was started for it, as processes:"), Bullets(tuple(engines))]
+        blocks += [Paragraph("What was started for it:"), Commands(tuple(engines))]
     changed = sorted(
         {one.result.scenario.name for one in every if _options(one.result.scenario) is None}
     )
@@ -196,7 +205,7 @@ def _run(group: Group, one: Shown) -> tuple[Cell, ...]:
         words.moment(result.when),
         load_words(result.scenario.load),
         words.NONE if result.summary is None else f"{result.summary.seconds:.0f} s",
-        str(result.slo or words.NONE),
+        words.limits(result.slo),
         str(result.seed),
     )
     return tuple(map(Cell, row))
@@ -209,6 +218,8 @@ def command(result: Result) -> str:
     if target.engine:
         parts.append(f"{target.engine}:{target.model}" if target.model else target.engine)
         parts += ["--threads", str(target.threads)] if target.threads else []
+        if target.command and target.engine != "tidemill":  # which is started as it is here
+            parts += ["--binary", target.command[0]]
     else:
         parts += [target.url, "--model", target.model]
     options = _options(result.scenario)
@@ -250,7 +261,21 @@ def _options(scenario: Scenario) -> list[str] | None:
 
 def _factor(base: Scenario, scenario: Scenario) -> float | None:
     """By which all lengths were multiplied: of those that give the same the shortest to write."""
-    ratio = scenario.shapes[0].output.most / base.shapes[0].output.most
-    digits = 2 - math.floor(math.log10(ratio)) if ratio > 0 else 0
-    candidates = chain((round(ratio, n) for n in range(digits + 2)), (ratio,))
-    return next((f for f in candidates if f > 0 and base.scaled(f).shapes == scenario.shapes), None)
+    for of in _LENGTHS:
+        lengths = of(base.shapes[0]), of(scenario.shapes[0])
+        if min(lengths) <= 0 or lengths[0] == lengths[1]:
+            continue
+        ratio = lengths[1] / lengths[0]
+        digits = max(0, 2 - math.floor(math.log10(ratio)))
+        for factor in (*(round(ratio, n) for n in range(digits + 2)), ratio):
+            if factor > 0 and base.scaled(factor).shapes == scenario.shapes:
+                return factor
+    return None
+
+
+# Not all of them grow: the answer to a task is as long as it is.
+_LENGTHS: tuple[Callable[[Shape], float], ...] = (
+    lambda shape: shape.output.most,
+    lambda shape: shape.input.most if shape.input is not None else 0,
+    lambda shape: shape.prefix,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tidemill.bench.compare import Comparison, Side, compare
@@ -75,6 +75,8 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
         for figure in pair.figures:
             title, _, _, change, verdict, effect = row(figure)
             cells = found.setdefault(title, [Cell(words.NONE)] * len(pairs))
+            if figure.verdict is None:
+                verdict = f"no verdict ({figure.why})"
             said = f"{change} {verdict}{f', effect {effect}' if effect else ''}"
             cells[i] = Cell(said, _TONES.get(figure.verdict, "quiet"))
     columns = ("", *(f"{pair.b.label} / {pair.a.label}" for pair in pairs))
@@ -86,9 +88,10 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
     remarks = dict.fromkeys(
         f"{_who(pair)}: {words.clean(remark, longest=400)}."
         for pair in pairs
-        for remark in (*pair.warnings, *pair.notes)
+        for remark in pair.warnings
     )
-    yield Bullets(tuple(remarks))
+    if remarks:
+        yield Bullets(tuple(remarks))
 
 
 def alarms(comparisons: Comparisons) -> Iterator[str]:
@@ -96,6 +99,11 @@ def alarms(comparisons: Comparisons) -> Iterator[str]:
     for pair in comparisons.pairs():
         for alarm in pair.alarms:
             yield f"{pair.scenario}, {_who(pair)}: {words.clean(alarm, longest=400)}."
+
+
+def notes(every: Iterable[Comparisons]) -> list[str]:
+    """How to read what is compared, once for all."""
+    return list(dict.fromkeys(n for one in every for pair in one.pairs() for n in pair.notes))
 
 
 def _who(pair: Comparison) -> str:

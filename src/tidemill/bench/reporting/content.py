@@ -22,7 +22,7 @@ def document(runs: Sequence[Measurement]) -> Document:
         (
             *summary.blocks(compared),
             *(scenarios.section(*pair) for pair in compared),
-            appendix.definitions(),
+            appendix.definitions([one for _, one in compared]),
             appendix.reproduction(groups),
             appendix.sources(groups),
         ),

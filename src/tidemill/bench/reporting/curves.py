@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from tidemill.bench.arrivals import Gamma
+from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Slo, Summary
 from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words, seconds
@@ -76,7 +76,7 @@ def _by_rate(name: str, which: str, series: Sequence[Sequence[Shown]]) -> Pictur
     for limit in sorted(limits):
         axis.axhline(limit, color=figures.LIMIT, linewidth=1.2)
         axis.annotate(
-            f"SLO {figures.tick_words(limit)}", (0, limit), xycoords=("axes fraction", "data"),
+            f"SLO {words.plain(limit)}", (0, limit), xycoords=("axes fraction", "data"),
             xytext=(4, 3), textcoords="offset points", color=figures.LIMIT, fontsize=8.5,
         )  # fmt: skip
     figures.in_seconds(axis, "y", min([*heights, *limits]), max([*heights, *limits]))
@@ -157,7 +157,7 @@ def pareto(name: str, shown: Sequence[Shown]) -> Picture | None:
         asked = load_words(one.result.scenario.load)
         if several:
             axis.annotate(
-                asked, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7.5,
+                _short(one), (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7.5,
                 color=figures.MUTED,
             )  # fmt: skip
         said.append(
@@ -172,10 +172,17 @@ def pareto(name: str, shown: Sequence[Shown]) -> Picture | None:
     figures.legend(figure, handles, labels)
     return figures.finished(
         figure, name,
-        "Throughput against speed: right and up is better; the broad line joins what nothing "
-        "beats in both",
+        "Throughput against speed: right and up is better. The broad line joins what nothing "
+        "beats in both, a hollow marker is an invalid run",
         f"Throughput for each core against speed for a user. {'; '.join(said)}.",
     )  # fmt: skip
+
+
+def _short(one: Shown) -> str:
+    load = one.result.scenario.load
+    if isinstance(load, Gamma):
+        return f"{load.rate:.3g}/s"
+    return f"{load.concurrency} at once" if isinstance(load, Closed) else load_words(load)
 
 
 def _speed(summary: Summary | None) -> float | None:

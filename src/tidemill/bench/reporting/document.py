@@ -31,6 +31,13 @@ class Bullets:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """What each of some words or names stands for."""
+
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """What a reader must know before the figures."""
 
@@ -66,7 +73,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """``name`` is unique in a report, for links. Sections hold sections, two levels at most."""
+    """``name`` is unique in a report, for links."""
 
     name: str
     title: str
@@ -80,8 +87,4 @@ class Document:
     blocks: tuple[Block, ...]
 
 
-Block = Paragraph | Bullets | Notice | Table | Commands | Picture | Section
-
-
-def sections(blocks: tuple[Block, ...]) -> list[Section]:
-    return [block for block in blocks if isinstance(block, Section)]
+Block = Paragraph | Bullets | Terms | Notice | Table | Commands | Picture | Section

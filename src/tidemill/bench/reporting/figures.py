@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -16,21 +17,25 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from tidemill.bench.reporting import svg
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.palette import stand_in
+from tidemill.bench.reporting.words import plain
 
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
+
+_APART = 0.13
+"""How far ticks are apart at least, as a share of the axis: their words have to fit."""
 
 INK, MUTED, GRID, SHADE, LIMIT = map(stand_in, ("ink", "muted", "grid", "shade", "limit"))
 
 SETTINGS = {
     "svg.fonttype": "none", "svg.hashsalt": "tidemill", "text.parse_math": False,
-    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
+    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": svg.SIZE, "text.color": INK,
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "axes.linewidth": 0.8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-    "axes.axisbelow": True, "axes.prop_cycle": matplotlib.cycler(color=[INK]),
-    "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED, "ytick.color": MUTED,
-    "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": 9,
+    "axes.axisbelow": True, "axes.facecolor": "none", "figure.facecolor": "none",
+    "figure.edgecolor": "none", "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED,
+    "ytick.color": MUTED, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": svg.SIZE,
     "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "path.simplify": True,
 }  # fmt: skip
 """Of matplotlib, in place of its defaults and of what a file of the user's says."""
@@ -63,7 +68,7 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
     entries = dict(zip(reversed(labels), reversed(handles), strict=True))
     names = list(dict.fromkeys(labels))
     widest = max(map(len, names), default=0)
-    columns = max(1, min(len(names), 52 // (widest + 7)))
+    columns = max(1, min(len(names), 62 // (widest + 7)))
     figure.legend(
         [entries[name] for name in names], names, loc="outside upper left", ncols=columns,
         borderaxespad=0.2, columnspacing=1.4,
@@ -82,7 +87,7 @@ def in_seconds(axis: Axes, which: str, low: float, high: float) -> None:
         axis.set_ylim(low, high)
     ours = axis.xaxis if which == "x" else axis.yaxis
     ours.set_major_locator(FixedLocator(ticks))
-    ours.set_major_formatter(FixedFormatter([tick_words(tick) for tick in ticks]))
+    ours.set_major_formatter(FixedFormatter([plain(tick) for tick in ticks]))
     ours.set_minor_locator(NullLocator())
 
 
@@ -94,18 +99,15 @@ def _room(low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    for steps in ((1, 2, 5), (1, 3), (1,)):
+    """As many as there is room for, round ones."""
+    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [
             step * 10.0**power
             for power in range(-6, 7)
             for step in steps
             if low <= step * 10.0**power <= high
         ]
-        if len(found) <= 6:
+        apart = (after / before for before, after in itertools.pairwise(found))
+        if min(apart, default=1.0) >= (high / low) ** _APART:
             return found
     return found[:: -(-len(found) // 6)]
-
-
-def tick_words(value: float) -> str:
-    """Seconds from one on, else milliseconds, with the unit."""
-    return f"{value:g} s" if value >= 1 else f"{1000 * value:g} ms"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tidemill.bench import measures, report
 from tidemill.bench.records import Record, Recording
-from tidemill.bench.reporting import figures
+from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
 
@@ -74,7 +74,7 @@ def _distribution(name: str, which: str, shown: Sequence[Shown]) -> Picture | No
     for limit in limits:
         axis.axvline(limit, color=figures.LIMIT, linewidth=1.2)
         axis.annotate(
-            f"SLO {figures.tick_words(limit)}", (limit, 0.04), xytext=(4, 0),
+            f"SLO {words.plain(limit)}", (limit, 0.04), xytext=(4, 0),
             textcoords="offset points", color=figures.LIMIT, fontsize=8.5, annotation_clip=False,
         )  # fmt: skip
     axis.set_ylim(0, 1.02)
@@ -89,7 +89,7 @@ def _distribution(name: str, which: str, shown: Sequence[Shown]) -> Picture | No
         )
         for one, values in curves
     )
-    limit_words = "".join(f"; the SLO is {figures.tick_words(limit)}" for limit in limits)
+    limit_words = "".join(f"; the SLO is {words.plain(limit)}" for limit in limits)
     return figures.finished(
         figure, name, f"{_TITLES[which]}: share of requests by time, markers at p50, p90 and p99",
         f"{_TITLES[which]} as a cumulative distribution. {said}{limit_words}.",

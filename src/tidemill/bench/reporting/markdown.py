@@ -16,6 +16,7 @@ from tidemill.bench.reporting.document import (
     Picture,
     Section,
     Table,
+    Terms,
 )
 
 _SPECIAL = re.compile(r"[\\`*_\[\]<>|~#&]")
@@ -43,6 +44,8 @@ def _blocks(blocks: Sequence[Block], level: int, folder: str) -> Iterator[str]:
                 yield _text(text)
             case Bullets(items):
                 yield _list(items)
+            case Terms(terms):
+                yield "\n".join(f"- **{_text(name)}**: {_text(what)}" for name, what in terms)
             case Notice(title, items):
                 yield "\n".join(
                     f"> {line}".rstrip() for line in (f"**{_text(title)}**", "", *_items(items))

@@ -18,11 +18,12 @@ from tidemill.bench.reporting.document import (
     Picture,
     Section,
     Table,
-    sections,
+    Terms,
 )
 from tidemill.bench.reporting.palette import style_sheet
 
 _STYLE = Path(__file__).with_name("page.css")
+_TOGETHER = {Picture: "pictures", Table: "tables"}
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers then fetch nothing, whatever slipped into the page."""
 
@@ -58,23 +59,20 @@ def html(document: Document) -> str:
 
 
 def _contents(document: Document) -> str:
-    entries = []
-    for section in sections(document.blocks):
-        inner = "".join(f"<li>{_link(part)}</li>" for part in sections(section.blocks))
-        entries.append(f"<li>{_link(section)}{f'<ul>{inner}</ul>' if inner else ''}</li>")
-    inner = "".join(entries)
-    return f'<nav aria-label="Contents"><ul>{inner}</ul></nav>' if entries else ""
-
-
-def _link(section: Section) -> str:
-    return f'<a href="#{section.name}">{escape(section.title)}</a>'
+    links = "".join(
+        f'<li><a href="#{section.name}">{escape(section.title)}</a></li>'
+        for section in document.blocks
+        if isinstance(section, Section)
+    )
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>' if links else ""
 
 
 def _blocks(blocks: Sequence[Block], level: int, within: str) -> Iterator[str]:
-    """``within``: the title of the section that they are in."""
-    for is_picture, some in itertools.groupby(blocks, lambda block: isinstance(block, Picture)):
-        inner = [_block(block, level, within) for block in some]
-        yield f'<div class="pictures">{"".join(inner)}</div>' if is_picture else "\n".join(inner)
+    """``within``: the title of the section that they are in. Pictures that follow each other are
+    side by side, as are tables, where there is room."""
+    for kind, some in itertools.groupby(blocks, type):
+        inner = "\n".join(_block(block, level, within) for block in some)
+        yield f'<div class="{_TOGETHER[kind]}">{inner}</div>' if kind in _TOGETHER else inner
 
 
 def _block(block: Block, level: int, within: str) -> str:
@@ -83,6 +81,9 @@ def _block(block: Block, level: int, within: str) -> str:
             return f"<p>{escape(text)}</p>"
         case Bullets(items):
             return _list(items)
+        case Terms(terms):
+            rows = (f"<dt>{escape(name)}</dt><dd>{escape(what)}</dd>" for name, what in terms)
+            return f"<dl>{''.join(rows)}</dl>"
         case Notice(title, items):
             return (
                 f'<div class="notice" role="note"><p><strong>{escape(title)}</strong></p>'

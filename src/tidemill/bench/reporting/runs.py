@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words
 from tidemill.bench.reporting import palette
-from tidemill.bench.reporting.words import clean
+from tidemill.bench.reporting.words import clean, model
 from tidemill.bench.result import Measurement, Result
 from tidemill.records import dataclass
 
@@ -106,7 +106,7 @@ def _curve(one: Shown) -> tuple[str | None, str]:
 
 # What else tells targets apart, from what a reader asks first.
 _DIFFERENCES: tuple[Callable[[Result], str], ...] = (
-    lambda result: clean(result.target.model),
+    model,
     lambda result: clean(result.target.version or ""),
     lambda result: f"{result.target.threads} threads" if result.target.threads else "",
     lambda result: clean(result.machine.cpu),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tidemill.bench.report import describe
 from tidemill.bench.reporting import comparing, curves, latency, starting, tables, timeline, words
 from tidemill.bench.reporting.comparing import Comparisons
-from tidemill.bench.reporting.document import Block, Bullets, Paragraph, Picture, Section
+from tidemill.bench.reporting.document import Block, Bullets, Paragraph, Picture, Section, Terms
 from tidemill.bench.reporting.runs import Group
 
 
@@ -20,14 +20,15 @@ def _blocks(group: Group, comparisons: Comparisons) -> Iterator[Block]:
     _, *lines = describe(first).splitlines()
     about = words.clean(first.summary, longest=300)
     yield Paragraph(f"{about[:1].upper()}{about[1:]}.")
-    yield Bullets(tuple(_named(line) for line in lines))
+    terms = dict(_named(line) for line in lines) | {"SLO": words.limits(first.slo)}
+    yield Terms(tuple(terms.items()))
+    yield from pictures(group)
     if any(one.result.summary is not None for one in group.runs):
         yield tables.figures(group.runs)
     if (found := tables.starts(group.runs)) is not None:
         yield found
     yield from comparing.blocks(comparisons)
     yield from (tables.points(points) for points in group.series)
-    yield from pictures(group)
     for table in (tables.shapes(group.every), tables.errors(group.every)):
         if table is not None:
             yield table
@@ -40,9 +41,9 @@ def _blocks(group: Group, comparisons: Comparisons) -> Iterator[Block]:
         yield Bullets(tuple(notes))
 
 
-def _named(line: str) -> str:
+def _named(line: str) -> tuple[str, str]:
     name, _, what = line.strip().partition(" ")
-    return f"{name[0].upper()}{name[1:]}: {words.clean(what, longest=600)}"
+    return f"{name[0].upper()}{name[1:]}", words.clean(what, longest=600)
 
 
 def pictures(group: Group) -> Iterator[Picture]:

@@ -12,13 +12,13 @@ from tidemill.bench.reporting import curves, words
 from tidemill.bench.reporting.comparing import Comparisons, alarms
 from tidemill.bench.reporting.document import (
     Block,
-    Bullets,
     Cell,
     Commands,
     Notice,
     Paragraph,
     Section,
     Table,
+    Terms,
 )
 from tidemill.bench.reporting.runs import Group, Shown
 from tidemill.bench.starts import medians
@@ -36,8 +36,8 @@ def blocks(groups: Sequence[tuple[Group, Comparisons]]) -> Iterator[Block]:
     wary = [warning for group, comparisons in groups for warning in _warnings(group, comparisons)]
     if wary:
         yield Notice("Before you use these figures", tuple(wary))
-    sentences = tuple(" ".join(_sentences(*pair)) for pair in groups)
-    yield Section("summary", "Summary", (Bullets(sentences), *_glance([g for g, _ in groups])))
+    said = tuple((group.scenario, " ".join(_sentences(group, c))) for group, c in groups)
+    yield Section("summary", "Summary", (Terms(said), *_glance([group for group, _ in groups])))
 
 
 def _warnings(group: Group, comparisons: Comparisons) -> Iterator[str]:
@@ -61,18 +61,17 @@ def _sentences(group: Group, comparisons: Comparisons) -> Iterator[str]:
     yield from _curves(group)
     for one in group.runs:
         summary = one.result.summary
-        if summary is not None and summary.invalid:
-            yield f"On {group.scenario} the run of {one.title} is invalid and says nothing."
-        elif summary is not None and not summary.good:
-            yield (
-                f"On {group.scenario} none of {summary.requests} requests to {one.title} was "
-                "answered."
-            )
+        if summary is None:
+            continue
+        if summary.requests and not summary.good:
+            yield f"None of {summary.requests} requests to {one.title} was answered."
+        elif summary.invalid:
+            yield f"The run of {one.title} is invalid and says nothing."
     if not comparisons.sides:
         return
     runs = [one for side in comparisons.sides.values() for one in side]
     loads = dict.fromkeys(load_words(one.result.scenario.load) for one in runs)
-    load = next(iter(loads)) if len(loads) == 1 else "at different loads"
+    load = next(iter(loads)) if len(loads) == 1 else "different loads"
     figures: Sequence[_Figure] = (_TTFT, _TPOT)
     if any(one.result.starts for one in runs):
         figures = (_COLD, _WARM)
@@ -81,15 +80,15 @@ def _sentences(group: Group, comparisons: Comparisons) -> Iterator[str]:
         # where they come by the clock, as many come by as are asked for.
         figures = (_OUTPUT, _TTFT, _TPOT)
     ranked = [sentence for figure in figures if (sentence := _ranked(figure, comparisons))]
-    yield f"On {group.scenario} ({load}): {' '.join(ranked)}"
+    yield " ".join(ranked) if figures[0] is _COLD else f"With {load}: {' '.join(ranked)}"
     limits = {str(one.result.slo) for one in runs}
     met = [
-        f"{words.share(attained)} of {one.title}'s requests"
+        f"{words.share(attained)} of the requests to {one.title}"
         for one in runs
         if one.result.summary is not None and (attained := one.result.summary.attained) is not None
     ]
     if met and len(limits) == 1:
-        yield f"The SLO ({limits.pop()}) is met by {words.listed(met)}."
+        yield f"The SLO ({words.limits(runs[0].result.slo)}) is met by {words.listed(met)}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +161,25 @@ def _ranked(figure: _Figure, comparisons: Comparisons) -> str:
         return ""
     having.sort(key=lambda pair: (pair[0] if figure.less_is_better else -pair[0], pair[1]))
     (best, first), *rest = having
-    told = [comparisons.told(figure.name, first, label) for _, label in rest]
+    told = [(label, value, comparisons.told(figure.name, first, label)) for value, label in rest]
     # First is who is told apart from all others.
-    start = figure.best if rest and all(one.apart for one in told) else figure.plain
+    start = figure.best if rest and all(one.apart for _, _, one in told) else figure.plain
     said = [start.format(who=first, value=figure.show(best))]
-    if rest:
-        others = [
-            _OTHERS.get(one.apart, figure.other).format(
-                who=label, value=figure.show(value), ratio=words.ratio(value / best), why=one.why
-            )
-            for (value, label), one in zip(rest, told, strict=True)
-        ]
-        said.append(words.listed(others))
+    behind = [
+        figure.other.format(who=who, value=figure.show(value), ratio=words.ratio(value / best))
+        for who, value, one in told
+        if one.apart
+    ]
+    said += [words.listed(behind)] if behind else []
+    same = [f"{who} ({figure.show(value)})" for who, value, one in told if one.apart is False]
+    if same:
+        verb = "is" if len(same) == 1 else "are"
+        said.append(f"{words.listed(same)} {verb} not distinguishable from it")
+    unknown = [f"{who} ({figure.show(value)})" for who, value, one in told if one.apart is None]
+    if unknown:
+        why = "; ".join(dict.fromkeys(one.why for _, _, one in told if one.apart is None))
+        said.append(f"Whether {words.listed(unknown)} differs from it is not known ({why})")
     return ". ".join(said) + "."
-
-
-_OTHERS = {
-    False: "{who} is not distinguishable from it ({value})",
-    None: "{who} has {value}, but whether that differs is not known ({why})",
-}
 
 
 def _curves(group: Group) -> Iterator[str]:
@@ -192,17 +191,18 @@ def _curves(group: Group) -> Iterator[str]:
     if kept:
         (most, first), *rest = kept
         others = "".join(
-            f", {words.ratio(most / rate)} the {rate:.3g} of {one.label}" for rate, one in rest
+            f", {words.ratio(most / rate)} as many as {one.label} ({rate:.3g})"
+            for rate, one in rest
         )
         yield (
-            f"On {group.scenario}, within the limits {first.result.slo}, {first.label} answers "
-            f"{most:.3g} requests/s{others} (of the rates that were tried)."
+            f"Within the SLO ({words.limits(first.result.slo)}) {first.label} answers {most:.3g} "
+            f"requests/s{others} (of the rates that were tried)."
         )
     for rate, one in best:
         if rate is None and one.result.slo is not None and one.recording is not None:
             yield (
-                f"On {group.scenario} {one.label} kept the limits {one.result.slo} at no rate "
-                "that was tried."
+                f"{one.label} meets the SLO ({words.limits(one.result.slo)}) at no rate that was "
+                "tried."
             )
 
 

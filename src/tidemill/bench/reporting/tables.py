@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.bench.measures import SHARES, Summary
@@ -180,30 +179,31 @@ def points(series: Sequence[Shown]) -> Table:
 
 def starts(runs: Sequence[Shown]) -> Table | None:
     """Medians by phase, of cold and warm starts, and the spread of their sum."""
+    found = [
+        (f"{one.title}, {'cold' if cold else 'warm'}", of_kind, medians(of_kind, cold=cold))
+        for one in runs
+        for cold in (True, False)
+        if (of_kind := [start for start in one.result.starts if start.cold == cold])
+    ]
+    if not found:
+        return None
+    known = [phase for phase in PHASES if any(phase in middle for _, _, middle in found)]
     rows = []
-    for one in runs:
-        for cold in (True, False):
-            of_kind = [start for start in one.result.starts if start.cold == cold]
-            middle = medians(of_kind, cold=cold)
-            if not middle:
-                continue
-            lengths = phases(middle)
-            totals = [start.first_token for start in of_kind]
-            rows.append(
-                (
-                    Cell(f"{one.title}, {'cold' if cold else 'warm'}"),
-                    Cell(str(len(of_kind))),
-                    *(
-                        Cell(seconds(lengths[name]) if name in lengths else words.NONE)
-                        for name in PHASES
-                    ),
-                    Cell(seconds(statistics.median(totals))),
-                    Cell(f"{seconds(min(totals))} to {seconds(max(totals))}"),
-                    Cell(seconds(middle["second"])),
-                )
+    for title, of_kind, middle in found:
+        lengths = phases(middle)
+        totals = [start.first_token for start in of_kind]
+        rows.append(
+            (
+                Cell(title),
+                Cell(str(len(of_kind))),
+                *(Cell(seconds(lengths[p]) if p in lengths else words.NONE) for p in known),
+                Cell(seconds(middle["first_token"])),
+                Cell(f"{seconds(min(totals))} to {seconds(max(totals))}"),
+                Cell(seconds(middle["second"])),
             )
+        )
     columns = (
-        "", "Starts", *(f"{name[0].upper()}{name[1:]}" for name in PHASES.values()),
+        "", "Starts", *(f"{PHASES[phase][0].upper()}{PHASES[phase][1:]}" for phase in known),
         "Start to first token", "Fastest to slowest", "TTFT of a second request",
     )  # fmt: skip
-    return Table("Starts: medians of each phase", columns, tuple(rows)) if rows else None
+    return Table("Starts: medians of each phase", columns, tuple(rows))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tidemill.bench.records import Recording
 from tidemill.bench.reporting import figures
@@ -51,7 +52,7 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
             drawstyle="steps-post", linewidth=1.5,
         )  # fmt: skip
         opened = recording.window.opened
-        _strip(strip, row, [r.due - opened for r in recording.records], look.colour)
+        _strip(strip, row, [r.due - opened for r in recording.records], _span(shown), look.colour)
         failed = [r for r in recording.records if r.error is not None]
         at = _apart([r.ended - opened for r in failed], _span(shown))
         strip.plot(
@@ -66,17 +67,17 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
         )
     above.set_ylabel("requests in flight")
     above.set_ylim(bottom=0)
-    above.yaxis.get_major_locator().set_params(integer=True)
+    above.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     strip.set_ylim(len(shown) - 0.4, -0.6)
     strip.set_yticks([])
     strip.set_ylabel("arrivals", rotation=0, ha="right", va="center")
     strip.grid(False)
-    _shade([above, strip], shown, words=above)
+    _shade([above, strip], shown)
     strip.set_xlabel("seconds of the measured window")
     figures.legend(figure, lines, [one.label for one in shown])
     return figures.finished(
-        figure, name, "The run: requests in flight; below, when each was due, and ✕ where one "
-        "failed",
+        figure, name, "The run: requests in flight; below, when each was due, and × where one "
+        "failed. Shaded: warm-up and ending",
         f"Requests in flight over the run. {'; '.join(said)}.",
     )  # fmt: skip
 
@@ -97,10 +98,10 @@ def _tokens(name: str, shown: Sequence[Shown]) -> Picture:
     axis.set_ylim(bottom=0)
     axis.set_ylabel("output tokens/s")
     axis.set_xlabel("seconds of the measured window")
-    _shade([axis], shown, words=axis)
+    _shade([axis], shown)
     figures.legend(figure, lines, [one.label for one in shown])
     return figures.finished(
-        figure, name, "The run: output tokens that arrived a second",
+        figure, name, "The run: output tokens that arrived a second. Shaded: warm-up and ending",
         f"Output tokens a second over the run. {'; '.join(said)}.",
     )  # fmt: skip
 
@@ -111,11 +112,12 @@ def _recording(one: Shown) -> Recording:
 
 
 def _extent(recording: Recording) -> tuple[float, float]:
-    """First and last of what happened, in seconds after the window opened."""
-    opened = recording.window.opened
+    """First and last of what is shown, in seconds after the window opened: of what came before and
+    after it so much that the window stays in the middle."""
+    opened, seconds = recording.window.opened, recording.window.seconds
     first = min(r.due for r in recording.records) - opened
     last = max(r.ended for r in recording.records) - opened
-    return min(0.0, first), max(recording.window.seconds, last)
+    return max(-seconds / 3, min(0.0, first)), min(2 * seconds, max(seconds, last))
 
 
 def _span(shown: Sequence[Shown]) -> tuple[float, float]:
@@ -152,9 +154,11 @@ def _token_rates(recording: Recording) -> tuple[Floats, Floats]:
     return edges, counts / np.diff(edges)
 
 
-def _strip(axis: Axes, row: int, times: Sequence[float], colour: str) -> None:
+def _strip(
+    axis: Axes, row: int, times: Sequence[float], span: tuple[float, float], colour: str
+) -> None:
     """A short line for each arrival: all of them one path."""
-    at = _apart(times, (min(times), max(times)))
+    at = _apart(times, span)
     x = np.repeat(at, 3)
     y = np.tile([row - 0.32, row + 0.32, np.nan], len(at))
     axis.plot(x, y, color=colour, linewidth=0.9, solid_capstyle="butt")
@@ -169,19 +173,12 @@ def _apart(times: Sequence[float], span: tuple[float, float]) -> Floats:
     return found
 
 
-def _shade(axes: Sequence[Axes], shown: Sequence[Shown], *, words: Axes) -> None:
+def _shade(axes: Sequence[Axes], shown: Sequence[Shown]) -> None:
     """What is not measured: before the window, and after it."""
     low, high = _span(shown)
     closed = max(_recording(one).window.seconds for one in shown)
     for axis in axes:
         axis.set_xlim(low, high)
-    for start, end, word in ((low, 0.0, "warm-up"), (closed, high, "ending")):
-        if end <= start:
-            continue
-        for axis in axes:
-            axis.axvspan(start, end, color=figures.SHADE, linewidth=0, zorder=0)
-        if end - start > 0.14 * (high - low):  # else there is no room for the word
-            words.annotate(
-                word, ((start + end) / 2, 1), xycoords=("data", "axes fraction"), xytext=(0, -10),
-                textcoords="offset points", ha="center", color=figures.MUTED, fontsize=8.5,
-            )  # fmt: skip
+        for start, end in ((low, 0.0), (closed, high)):
+            if end > start:
+                axis.axvspan(start, end, color=figures.SHADE, linewidth=0, zorder=0)

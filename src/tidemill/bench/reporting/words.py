@@ -6,7 +6,8 @@ import datetime
 import unicodedata
 from pathlib import PurePath
 
-from tidemill.bench.report import seconds
+from tidemill.bench.measures import Slo
+from tidemill.bench.report import estimate
 from tidemill.bench.result import Result
 from tidemill.bench.statistics import Estimate
 
@@ -27,10 +28,7 @@ def clean(text: str, longest: int = _LONGEST) -> str:
 
 
 def interval(found: Estimate | None) -> str:
-    """A latency, with its interval in brackets."""
-    if found is None:
-        return NONE
-    return f"{seconds(found.value)} ({seconds(found.low)} to {seconds(found.high)})"
+    return NONE if found is None else estimate(found)
 
 
 def share(value: float | None) -> str:
@@ -75,8 +73,21 @@ def moment(when: str) -> str:
         at = datetime.datetime.fromisoformat(when)
     except ValueError:
         return clean(when)
-    return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}"
+    return f"{at.astimezone(datetime.UTC):%Y-%m-%d\N{NO-BREAK SPACE}%H:%M}"
 
 
 def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
+def limits(slo: Slo | None) -> str:
+    """TTFT 1 s, TPOT 100 ms"""
+    if slo is None:
+        return NONE
+    values = ((name, getattr(slo, name)) for name in slo.__struct_fields__)
+    return ", ".join(f"{name.upper()} {plain(limit)}" for name, limit in values if limit)
+
+
+def plain(value: float) -> str:
+    """Seconds that somebody chose, with no digits that were not."""
+    return f"{value:g} s" if value >= 1 else f"{1000 * value:g} ms"

@@ -171,9 +171,9 @@ class _Search:
             return Entry(option, "no price", "not compared: it has no price")
         slo, mix = self._goal.slo, self._mix
         if option.spec.max_context < mix.context:
-            most = option.spec.max_context
+            taken = option.spec.max_context
             return Entry(
-                option, "memory", f"takes sequences of {most} tokens; some have {mix.context}"
+                option, "memory", f"takes sequences of {taken} tokens; some have {mix.context}"
             )
         spec = fitted(_slow(option.spec), mix, slo.tpot, option.limits)
         option = dataclasses.replace(
