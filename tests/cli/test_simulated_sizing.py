@@ -95,7 +95,10 @@ def test_engines_that_do_not_batch_are_not_sized() -> None:
 
 
 def test_several_gpus_for_a_replica_only_where_the_engine_can() -> None:
-    large = {"model__name": "org/Llama-3.1-70B", "load__ttft_ms": None, "load__tpot_ms": 500}
+    large: dict[str, Any] = {
+        "model__name": "org/Llama-3.1-70B", "load__ttft_ms": None, "load__tpot_ms": 500,
+        "prices": {"h100-sxm": 1.0},
+    }  # fmt: skip
     assert sized("vllm", **large) is not None
     assert sized("vllm", hardware__gpus=1, **large) is None
     without = [
