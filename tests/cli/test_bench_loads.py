@@ -173,7 +173,7 @@ def test_a_search_of_what_meets_nothing(tidemill: Tidemill, url: str, mine: Path
 @pytest.mark.parametrize(
     ("loads", "first", "last"),
     [
-        (("--rates", "5,20"), "5 requests/s", "20 requests/s"),
+        (("--rates", "5,20"), "5/s", "20/s"),
         (("--concurrency", "1,3"), "1 at a time", "3 at a time"),
     ],
 )
