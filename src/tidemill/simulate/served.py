@@ -29,7 +29,7 @@ from tidemill.simulate.calibration import Served
 from tidemill.simulate.fit import nonnegative_least_squares, quantile
 
 _STREAMS = (1, 2, 4, 8, 16)
-_WORDS = 100  # of a prompt
+_WORDS = 6  # of a prompt: the longer its step, the less can be said of what comes before it
 _TOKENS = 48  # of an answer
 _READY_SECONDS = 300.0
 _TIMEOUT = 300.0
