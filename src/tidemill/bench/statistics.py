@@ -59,19 +59,22 @@ def resampled_percentiles(
     owner = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     order = np.argsort(values, kind="stable")
     values, owner = values[order], owner[order]
+    wanted = np.asarray(shares)
     found = [
-        weighted_percentiles(values, times, shares)
+        weighted_percentiles(values, times, wanted)
         for row in weights
         if (times := row[owner]).any()
     ]
     return np.asarray(found).reshape(len(found), len(shares))
 
 
-def weighted_percentiles(values: Floats, weights: Numbers, shares: Sequence[float]) -> Floats:
-    """Percentiles of ascending ``values`` of which each counts ``weights`` times."""
-    below = np.cumsum(weights)
-    at = np.searchsorted(below, np.asarray(shares) * below[-1] * (1 - 1e-12))
-    found: Floats = values[np.minimum(at, len(values) - 1)]
+def weighted_percentiles(values: Floats, weights: Numbers, shares: npt.ArrayLike) -> Floats:
+    """Percentiles of ascending ``values`` of which each counts ``weights`` times, some of them more
+    than 0."""
+    below = weights.cumsum()
+    # A share of the whole is never more than the whole, whatever rounding makes of it.
+    at = below.searchsorted(np.asarray(shares) * (below[-1] * (1 - 1e-12)))
+    found: Floats = values[at]
     return found
 
 

@@ -136,9 +136,7 @@ class Store:
         if beginning in found:
             return beginning
         if not found:
-            raise UnknownResult(
-                f"there is no result {beginning!r}: `tidemill bench results` lists all"
-            )
+            raise UnknownResult(f"there is no result {beginning!r}; see `tidemill bench results`")
         if len(found) > 1:
             some = ", ".join(found[:5])
             raise StoreError(f"{beginning!r} is the beginning of {len(found)} results: {some}")
@@ -234,9 +232,10 @@ class Store:
 
     def _about(self, path: Path) -> dict[str, bytes]:
         """A file's key-value metadata."""
-        query = "SELECT key, value FROM parquet_kv_metadata(?)"
+        database = self._database
         try:
-            rows = self._database.execute(query, [str(path)]).fetchall()
+            query = "SELECT key, value FROM parquet_kv_metadata(?)"
+            rows = database.execute(query, [str(path)]).fetchall()
         except _database_error() as error:
             raise StoreError(f"{path} cannot be read: {_first_line(error)}") from None
         return {key.decode(errors="replace"): value for key, value in rows}

@@ -102,27 +102,26 @@ def alarms(a: Side, b: Side, figures: Sequence[Figure]) -> Iterator[str]:
                     f"({figure.a:.1f} and {figure.b:.1f} tokens on average): speeds are not of "
                     "the same work"
                 )
-    if (worse := _worse(a, b, _failed, "MORE failed requests")) is not None:
+    if (worse := _worse(a, b, _failed, "MORE failed requests", "failed")) is not None:
         yield f"{worse}: its latencies are of the answers that came"
-    if (worse := _worse(a, b, _not_right, "FEWER right answers")) is not None:
+    if (worse := _worse(a, b, _not_right, "FEWER right answers", "not right")) is not None:
         yield f"{worse}: its speed is not of equal quality"
 
 
-def _worse(a: Side, b: Side, of: Callable[[Summary], tuple[int, int]], what: str) -> str | None:
+def _worse(
+    a: Side, b: Side, of: Callable[[Summary], tuple[int, int]], what: str, bad: str
+) -> str | None:
     """Who has the larger share of something bad, if that is not by chance."""
-    counts = [
-        tuple(map(sum, zip((0, 0), *map(of, side.summaries), strict=True))) for side in (a, b)
-    ]
-    (bad_a, of_a), (bad_b, of_b) = counts
+    (bad_a, of_a), (bad_b, of_b) = (
+        map(sum, zip((0, 0), *map(of, side.summaries), strict=True)) for side in (a, b)
+    )
     p = fisher_exact(bad_a, of_a, bad_b, of_b)
     if p >= _P:
         return None
     who = "B" if bad_b * of_a > bad_a * of_b else "A"
     likely = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    return (
-        f"{who} has {what} (A {bad_a} bad of {of_a}, B {bad_b} of {of_b}; Fisher's exact test, "
-        f"{likely})"
-    )
+    counts = f"A {bad_a} of {of_a}, B {bad_b} of {of_b}"
+    return f"{who} has {what} ({bad}: {counts}; Fisher's exact test, {likely})"
 
 
 def _failed(summary: Summary) -> tuple[int, int]:

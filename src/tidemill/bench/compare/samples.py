@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from tidemill.bench.compare.base import Side
-from tidemill.bench.measures import LATENCIES, SHARES, Slo, summarise
+from tidemill.bench.measures import LATENCIES, SHARES, Slo
 from tidemill.bench.records import Record, Recording
 from tidemill.bench.result import Result
 from tidemill.bench.statistics import (
@@ -35,31 +35,31 @@ class Sample(NamedTuple):
 class Samples:
     """All figures of one side that are known of all of its runs, by name (``verdicts.KINDS``).
 
-    ``single``: of each latency the values of all requests. ``slo`` is None where the two sides do
+    ``requests``: of each latency the values of all requests. ``slo`` is None where the two sides do
     not have the same. ``stream`` is another one for each side, or the same run would be resampled
     in the same way, and never differ from itself.
     """
 
     def __init__(self, side: Side, slo: Slo | None, stream: int) -> None:
         self.good = min((summary.good for summary in side.summaries), default=0)
-        self.single: dict[str, list[float]] = {}
-        runs = []
+        self.requests: dict[str, list[float]] = {}
+        runs: list[dict[str, Sample]] = []
+        single = len(side.results) == 1
         for result, recording in zip(side.results, side.recordings, strict=True):
-            rng = np.random.default_rng([stream, len(runs)])
-            found = _of_result(result)
-            if recording is None:
-                found |= _of_summary(result, slo, rng)
-            else:
-                found |= _Measured(recording, slo, rng).figures
+            rng = np.random.default_rng(stream)
+            found = _of_result(result) | _of_summary(result, slo, rng)
+            if recording is not None:
+                if single:
+                    found |= _Resampled(recording, found, slo, rng).figures
                 for record in _due(recording):
                     if record.error is None:
                         for name, of in LATENCIES.items():
-                            self.single.setdefault(name, []).extend(of(record))
+                            self.requests.setdefault(name, []).extend(of(record))
             runs.append(found)
         self.figures = {
             name: Sample(
                 [value for run in runs for value in run[name].values],
-                runs[0][name].draws if len(runs) == 1 else None,
+                runs[0][name].draws if single else None,
             )
             for name in runs[0]
             if all(name in run for run in runs)
@@ -73,48 +73,54 @@ def _due(recording: Recording) -> list[Record]:
     return sorted(found, key=lambda record: record.due)
 
 
-class _Measured:
-    """The figures of one recording, with resamples."""
+class _Resampled:
+    """``figures`` of one run, with what its records say that they might have been."""
 
-    def __init__(self, recording: Recording, slo: Slo | None, rng: np.random.Generator) -> None:
-        self.figures: dict[str, Sample] = {}
+    def __init__(
+        self, recording: Recording, figures: Mapping[str, Sample], slo: Slo | None,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self.figures = dict(figures)
         self._window = recording.window
         self._rng = rng
-        summary = summarise(recording, slo)
         due = _due(recording)
         good = [record for record in due if record.error is None]
-        for name, percentiles in summary.latency.items():
-            groups = [LATENCIES[name](record) for record in good]
-            weights = block_weights(len(groups), rng)
-            draws = resampled_percentiles(groups, list(SHARES.values()), weights)
-            for share, column in zip(SHARES, draws.T, strict=True):
-                self.figures[f"{name} {share}"] = Sample([percentiles[share].value], column)
-        pieces = [(t, r.tokens / len(r.times)) for r in recording.records for t in r.times]
-        self._rate("output rate", summary.output_rate, pieces)
-        ends = [(r.ended, float(r.error is None)) for r in recording.records]
-        self._rate("request rate", summary.request_rate, ends)
+        for name, of in LATENCIES.items():
+            if good:
+                weights = block_weights(len(good), rng)
+                draws = resampled_percentiles(list(map(of, good)), list(SHARES.values()), weights)
+                for share, column in zip(SHARES, draws.T, strict=True):
+                    self._put(f"{name} {share}", column)
+        self._rate(
+            "output rate",
+            [(t, r.tokens / len(r.times)) for r in recording.records for t in r.times],
+        )
+        self._rate("request rate", [(r.ended, r.error is None) for r in recording.records])
         if slo is not None:
-            met = [(record.due, float(slo.met_by(record))) for record in due]
-            self._rate("goodput", summary.goodput or 0.0, met)
-            self._mean("SLO attained", [value for _, value in met])
-        self._mean("errors", [float(record.error is not None) for record in due])
+            self._rate("goodput", [(record.due, slo.met_by(record)) for record in due])
+            self._mean("SLO attained", [slo.met_by(record) for record in due])
+        self._mean("errors", [record.error is not None for record in due])
         checked = [record.verdict for record in good if record.verdict is not None]
-        self._mean("right answers", [float(verdict == "right") for verdict in checked])
-        self._mean("answer length", [float(record.tokens) for record in good])
+        self._mean("right answers", [verdict == "right" for verdict in checked])
+        self._mean("answer length", [record.tokens for record in good])
+
+    def _put(self, name: str, draws: Floats) -> None:
+        if name in self.figures:
+            self.figures[name] = self.figures[name]._replace(draws=draws)
 
     def _mean(self, name: str, values: Sequence[float]) -> None:
         if values:
-            kept = np.asarray(values)
-            draws = [kept @ weights for weights in block_weights(len(kept), self._rng)]
-            self.figures[name] = Sample([float(kept.mean())], np.array(draws) / len(kept))
+            counts = np.asarray(values, np.float64)
+            draws = [counts @ row for row in block_weights(len(counts), self._rng)]
+            self._put(name, np.array(draws) / len(counts))
 
-    def _rate(self, name: str, value: float, events: Sequence[tuple[float, float]]) -> None:
+    def _rate(self, name: str, events: Sequence[tuple[float, float]]) -> None:
         """``events``: moments, and what each counts."""
         moments, counts = np.asarray(events, np.float64).reshape(-1, 2).T
         window = (self._window.opened, self._window.closed)
         bins, _ = np.histogram(moments, _BINS, window, weights=counts)
-        draws = [bins @ weights for weights in block_weights(_BINS, self._rng)]
-        self.figures[name] = Sample([value], np.array(draws) / self._window.seconds)
+        draws = [bins @ row for row in block_weights(_BINS, self._rng)]
+        self._put(name, np.array(draws) / self._window.seconds)
 
 
 def _of_result(result: Result) -> dict[str, Sample]:
@@ -137,8 +143,9 @@ def _of_result(result: Result) -> dict[str, Sample]:
 
 
 def _of_summary(result: Result, slo: Slo | None, rng: np.random.Generator) -> dict[str, Sample]:
-    """Where there are no records. Resamples are of a log-normal distribution as wide as a latency's
-    interval, and of a binomial one for shares, as if requests were independent."""
+    """The figures as they are. What they might have been, where there are no records: of latencies
+    a log-normal distribution as wide as their interval, of shares a binomial one, as if requests
+    were independent."""
     summary = result.summary
     if summary is None:
         return {}

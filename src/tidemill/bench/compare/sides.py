@@ -24,7 +24,7 @@ def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tup
     of_a, of_b = (_by_scenario(text, store, scenario) for text in (a, b))
     common = [name for name in of_a if name in of_b]
     if not common and len(of_a) == len(of_b) == 1:
-        return [(*of_a.values(), *of_b.values())]
+        return list(zip(of_a.values(), of_b.values(), strict=True))
     if not common:
         raise CompareError(
             f"A and B have no scenario in common: {', '.join(of_a)} and {', '.join(of_b)}"

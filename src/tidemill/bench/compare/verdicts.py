@@ -73,7 +73,8 @@ def _figure(name: str, kind: Kind, a: Samples, b: Samples) -> Figure:
     is_ratio = kind.unit != "share" and _positive(one) and _positive(other)
     middle = _geometric_mean if is_ratio else _mean
     value_a, value_b = middle(one.values), middle(other.values)
-    change: Estimate | float = value_b / value_a if is_ratio else value_b - value_a
+    value = value_b / value_a if is_ratio else value_b - value_a
+    change: Estimate | float = value
     why = ""
     if len(one.values) + len(other.values) > 2:
         change = _by_runs(one.values, other.values, is_ratio)
@@ -82,13 +83,13 @@ def _figure(name: str, kind: Kind, a: Samples, b: Samples) -> Figure:
     elif one.draws is None or other.draws is None:
         why = "one value each"
     else:
-        change = _by_draws(one.draws, other.draws, change, is_ratio)
+        change = _by_draws(one.draws, other.draws, value, is_ratio)
     verdict = None
     if isinstance(change, Estimate):
         verdict = _verdict(change, 1.0 if is_ratio else 0.0, kind.lower_is_better)
     effect = None
-    if share == "p50" and latency in a.single and latency in b.single:
-        effect = cliffs_delta(a.single[latency], b.single[latency])
+    if share == "p50" and latency in a.requests and latency in b.requests:
+        effect = cliffs_delta(a.requests[latency], b.requests[latency])
     return Figure(
         name=name, unit=kind.unit, a=value_a, b=value_b, is_ratio=is_ratio, change=change,
         verdict=verdict, why=why, effect=effect,
