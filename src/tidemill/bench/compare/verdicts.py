@@ -96,12 +96,11 @@ def _figure(name: str, kind: Kind, a: Samples, b: Samples) -> Figure:
         why = "one value each"
     else:
         change = _by_draws(one.draws, other.draws, value, is_ratio)
-    verdict = None
+    verdict, effect = None, None
     if isinstance(change, Estimate):
         verdict = _verdict(change, 1.0 if is_ratio else 0.0, kind.lower_is_better)
-    effect = None
-    if share == "p50" and latency in a.requests and latency in b.requests:
-        effect = cliffs_delta(a.requests[latency], b.requests[latency])
+        if share == "p50" and latency in a.requests and latency in b.requests:
+            effect = cliffs_delta(a.requests[latency], b.requests[latency])
     return Figure(
         name=name, unit=kind.unit, a=value_a, b=value_b, is_ratio=is_ratio, change=change,
         verdict=verdict, why=why, effect=effect,
