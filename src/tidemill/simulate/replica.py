@@ -41,7 +41,7 @@ OnGap = Callable[[float, int], None]
 class Usage:
     """What a replica did, in seconds and tokens. ``running``, ``blocks``: sequences, and KV blocks
     that they own, times seconds. ``no_slot``, ``no_memory``: seconds in which someone waited for a
-    place, or for memory while there was one."""
+    place, or while there was one for memory (and not for the prompts of others)."""
 
     busy: float = 0.0
     prompts: float = 0.0
@@ -327,10 +327,10 @@ class Replica:
         usage.running += seconds * len(self._scheduler.running)
         usage.blocks += seconds * (self._kv.n_blocks - self._kv.available)
         if self._scheduler.waiting:
-            if self._slots.free_slots:
-                usage.no_memory += seconds
-            else:
+            if not self._slots.free_slots:
                 usage.no_slot += seconds
+            elif not steps.prompts:  # or it may be the prompts before it that it waits for
+                usage.no_memory += seconds
 
 
 def _sample(job: Job, group: Group) -> Played:
