@@ -138,6 +138,15 @@ def test_traces_that_cannot_be(
     assert "internal error" not in done.stderr
 
 
+def test_a_run_in_which_nothing_was_measured_fails(
+    tidemill: Tidemill, url: str, mine: Path
+) -> None:
+    done = bench(tidemill, "run", url, "--scenario", mine, "--rate", 0.001, "--no-keep")
+    assert done.returncode == 1
+    assert "INVALID: no request was due in the window" in done.stdout
+    assert "1 of 1 scenarios were not measured: mine" in done.stderr
+
+
 # ---- search and curve
 
 
@@ -173,7 +182,7 @@ def test_a_search_of_what_meets_nothing(tidemill: Tidemill, url: str, mine: Path
 @pytest.mark.parametrize(
     ("loads", "first", "last"),
     [
-        (("--rates", "5,20"), "5 requests/s", "20 requests/s"),
+        (("--rates", "5,20"), "5/s", "20/s"),
         (("--concurrency", "1,3"), "1 at a time", "3 at a time"),
     ],
 )
@@ -255,10 +264,10 @@ def progress(**fields: Any) -> Progress:
 
 def test_how_far_a_run_is() -> None:
     assert line(progress()) == (
-        "measuring 42 s | 17 of 20 ended, 3 in flight | 1.5/s, 80 tokens/s | TTFT 120, p99 1300 ms"
+        "measuring 42 s | 20 sent, 3 in flight | 1.5/s, 80 tok/s | TTFT 120/1300 ms"
     )
     assert line(progress(phase="ending", failed=2, ttft_p50=None)) == (
-        "ending | 17 of 20 ended, 3 in flight, 2 failed"
+        "ending | 20 sent, 3 in flight, 2 failed"
     )
 
 

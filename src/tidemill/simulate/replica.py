@@ -49,6 +49,7 @@ class Usage:
     running: float = 0.0
     blocks: float = 0.0
     no_slot: float = 0.0
+    behind: float = 0.0
     no_memory: float = 0.0
     steps: int = 0
     prompt_tokens: int = 0
@@ -329,7 +330,9 @@ class Replica:
         if self._scheduler.waiting:
             if not self._slots.free_slots:
                 usage.no_slot += seconds
-            elif not steps.prompts:  # or it may be the prompts before it that it waits for
+            elif steps.prompts:
+                usage.behind += seconds
+            else:
                 usage.no_memory += seconds
 
 

@@ -26,10 +26,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("report") / "report.html"
     runs = [
         measurement(scenario, engine=engine, speed=speed, failing=0.05)
-        for scenario in ("short-chat", "two-tenants", "cold-start")
+        for scenario in ("short-chat", "cold-start")
         for engine, speed in (("tidemill", 2.0), ("llama.cpp", 1.0))
     ]
-    runs += at_rates([0.5, 1.0, 2.0], engine="tidemill", speed=2.0, series="a")
+    runs += at_rates([0.5, 1.0], engine="tidemill", speed=2.0, series="a")
     files.write_html(reporting.report(runs), path)
     return path.as_uri()
 

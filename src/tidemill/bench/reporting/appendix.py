@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -28,6 +27,7 @@ from tidemill.bench.reporting.runs import Group, Shown
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario
 from tidemill.bench.statistics import LEVEL, RESAMPLES
+from tidemill.bench.workload import Shape
 
 _DEFINITIONS = (
     ("TTFT", "first piece of text − when the request was due"),
@@ -154,12 +154,12 @@ def reproduction(groups: Sequence[Group]) -> Section:
         Commands(tuple(lines)),
     ]  # fmt: skip
     engines = dict.fromkeys(
-        f"{one.label}: {words.clean(shlex.join(one.result.target.command), longest=1000)}"
+        words.clean(shlex.join(one.result.target.command), longest=1000)
         for one in every
         if one.result.target.command
     )
     if engines:
-        blocks += [Paragraph("What was started for it, as processes:"), Bullets(tuple(engines))]
+        blocks += [Paragraph("What was started for it:"), Commands(tuple(engines))]
     changed = sorted(
         {one.result.scenario.name for one in every if _options(one.result.scenario) is None}
     )
@@ -218,6 +218,8 @@ def command(result: Result) -> str:
     if target.engine:
         parts.append(f"{target.engine}:{target.model}" if target.model else target.engine)
         parts += ["--threads", str(target.threads)] if target.threads else []
+        if target.command and target.engine != "tidemill":  # which is started as it is here
+            parts += ["--binary", target.command[0]]
     else:
         parts += [target.url, "--model", target.model]
     options = _options(result.scenario)
@@ -259,7 +261,21 @@ def _options(scenario: Scenario) -> list[str] | None:
 
 def _factor(base: Scenario, scenario: Scenario) -> float | None:
     """By which all lengths were multiplied: of those that give the same the shortest to write."""
-    ratio = scenario.shapes[0].output.most / base.shapes[0].output.most
-    digits = 2 - math.floor(math.log10(ratio)) if ratio > 0 else 0
-    candidates = chain((round(ratio, n) for n in range(digits + 2)), (ratio,))
-    return next((f for f in candidates if f > 0 and base.scaled(f).shapes == scenario.shapes), None)
+    for of in _LENGTHS:
+        lengths = of(base.shapes[0]), of(scenario.shapes[0])
+        if min(lengths) <= 0 or lengths[0] == lengths[1]:
+            continue
+        ratio = lengths[1] / lengths[0]
+        digits = max(0, 2 - math.floor(math.log10(ratio)))
+        for factor in (*(round(ratio, n) for n in range(digits + 2)), ratio):
+            if factor > 0 and base.scaled(factor).shapes == scenario.shapes:
+                return factor
+    return None
+
+
+# Not all of them grow: the answer to a task is as long as it is.
+_LENGTHS: tuple[Callable[[Shape], float], ...] = (
+    lambda shape: shape.output.most,
+    lambda shape: shape.input.most if shape.input is not None else 0,
+    lambda shape: shape.prefix,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -21,19 +22,20 @@ from tidemill.bench.reporting.words import plain
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
 
-_TICKS = 6
+_APART = 0.13
+"""How far ticks are apart at least, as a share of the axis: their words have to fit."""
 
 INK, MUTED, GRID, SHADE, LIMIT = map(stand_in, ("ink", "muted", "grid", "shade", "limit"))
 
 SETTINGS = {
     "svg.fonttype": "none", "svg.hashsalt": "tidemill", "text.parse_math": False,
-    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": 9, "text.color": INK,
+    "text.usetex": False, "font.family": ["DejaVu Sans"], "font.size": svg.SIZE, "text.color": INK,
     "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "axes.linewidth": 0.8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.axisbelow": True, "axes.facecolor": "none", "figure.facecolor": "none",
     "figure.edgecolor": "none", "grid.color": GRID, "grid.linewidth": 0.8, "xtick.color": MUTED,
     "ytick.color": MUTED, "xtick.major.size": 0, "ytick.major.size": 0, "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": 9,
+    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.fontsize": svg.SIZE,
     "legend.handlelength": 2.4, "figure.constrained_layout.use": True, "path.simplify": True,
 }  # fmt: skip
 """Of matplotlib, in place of its defaults and of what a file of the user's says."""
@@ -66,7 +68,7 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
     entries = dict(zip(reversed(labels), reversed(handles), strict=True))
     names = list(dict.fromkeys(labels))
     widest = max(map(len, names), default=0)
-    columns = max(1, min(len(names), 52 // (widest + 7)))
+    columns = max(1, min(len(names), 62 // (widest + 7)))
     figure.legend(
         [entries[name] for name in names], names, loc="outside upper left", ncols=columns,
         borderaxespad=0.2, columnspacing=1.4,
@@ -105,6 +107,7 @@ def _ticks(low: float, high: float) -> list[float]:
             for step in steps
             if low <= step * 10.0**power <= high
         ]
-        if len(found) <= _TICKS:
+        apart = (after / before for before, after in itertools.pairwise(found))
+        if min(apart, default=1.0) >= (high / low) ** _APART:
             return found
-    return found[:: -(-len(found) // _TICKS)]
+    return found[:: -(-len(found) // 6)]

@@ -83,7 +83,7 @@ def _sentences(group: Group, comparisons: Comparisons) -> Iterator[str]:
     yield " ".join(ranked) if figures[0] is _COLD else f"With {load}: {' '.join(ranked)}"
     limits = {str(one.result.slo) for one in runs}
     met = [
-        f"{words.share(attained)} of {one.title}'s requests"
+        f"{words.share(attained)} of the requests to {one.title}"
         for one in runs
         if one.result.summary is not None and (attained := one.result.summary.attained) is not None
     ]
@@ -161,25 +161,25 @@ def _ranked(figure: _Figure, comparisons: Comparisons) -> str:
         return ""
     having.sort(key=lambda pair: (pair[0] if figure.less_is_better else -pair[0], pair[1]))
     (best, first), *rest = having
-    told = [comparisons.told(figure.name, first, label) for _, label in rest]
+    told = [(label, value, comparisons.told(figure.name, first, label)) for value, label in rest]
     # First is who is told apart from all others.
-    start = figure.best if rest and all(one.apart for one in told) else figure.plain
+    start = figure.best if rest and all(one.apart for _, _, one in told) else figure.plain
     said = [start.format(who=first, value=figure.show(best))]
-    if rest:
-        others = [
-            _OTHERS.get(one.apart, figure.other).format(
-                who=label, value=figure.show(value), ratio=words.ratio(value / best), why=one.why
-            )
-            for (value, label), one in zip(rest, told, strict=True)
-        ]
-        said.append(words.listed(others))
+    behind = [
+        figure.other.format(who=who, value=figure.show(value), ratio=words.ratio(value / best))
+        for who, value, one in told
+        if one.apart
+    ]
+    said += [words.listed(behind)] if behind else []
+    same = [f"{who} ({figure.show(value)})" for who, value, one in told if one.apart is False]
+    if same:
+        verb = "is" if len(same) == 1 else "are"
+        said.append(f"{words.listed(same)} {verb} not distinguishable from it")
+    unknown = [f"{who} ({figure.show(value)})" for who, value, one in told if one.apart is None]
+    if unknown:
+        why = "; ".join(dict.fromkeys(one.why for _, _, one in told if one.apart is None))
+        said.append(f"Whether {words.listed(unknown)} differs from it is not known ({why})")
     return ". ".join(said) + "."
-
-
-_OTHERS = {
-    False: "{who} is not distinguishable from it ({value})",
-    None: "{who} has {value}, but whether that differs is not known ({why})",
-}
 
 
 def _curves(group: Group) -> Iterator[str]:

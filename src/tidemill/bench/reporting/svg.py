@@ -17,8 +17,16 @@ _HREF = "{http://www.w3.org/1999/xlink}href"
 _NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 _COLOUR = re.compile(r"#01fe[0-9a-f]{2}")
 _URL = re.compile(r"url\(#([^)]+)\)")
-_FONT = re.compile(r"font: (?:(\w+) )?([\d.]+)px [^;]+")
-_STEP = re.compile(r"\s*([A-Za-z])\s*")
+_STEP = re.compile(r"([A-Za-z])([^A-Za-z]*)")
+SIZE = 9
+"""Of type, mostly; in the units of a view box."""
+
+# What all have, or the page has for them.
+_PLAIN = (
+    re.compile(r"font-family: [^;]+;? ?"),
+    re.compile(rf"font-size: {SIZE}px;? ?"),
+    re.compile(r"stroke-dashoffset: 0;? ?"),
+)
 
 ElementTree.register_namespace("", _SVG)
 
@@ -33,19 +41,16 @@ def element(figure: Figure, name: str, alt: str) -> str:
         about = {"Date": None, "Creator": None, "Format": None, "Type": None}
         FigureCanvasSVG(figure).print_svg(file, metadata=about)  # type: ignore[no-untyped-call]
     root = ElementTree.fromstring(file.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            # Its style sheet would be one for the whole page.
-            if child.tag in (f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"):
-                parent.remove(child)
     _rename(root, name)
     for node in root.iter():
         _tidy(node)
-    for size in ("width", "height"):  # as wide as there is room for; the view box keeps the shape
-        root.attrib.pop(size, None)
-    root.attrib |= {"role": "img", "aria-label": alt, "style": "stroke-linejoin:round"}
-    text = ElementTree.tostring(root, encoding="unicode")
-    return re.sub(r">\s*\n\s*<", "><", text).strip()
+    _flatten(root)
+    # As wide as there is room for: the view box keeps the shape.
+    box = root.get("viewBox", "")
+    style = f"stroke-linejoin:round;font-size:{SIZE:g}px"
+    root.attrib.clear()
+    root.attrib |= {"viewBox": box, "role": "img", "aria-label": alt, "style": style}
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _rename(root: ElementTree.Element, name: str) -> None:
@@ -65,31 +70,71 @@ def _rename(root: ElementTree.Element, name: str) -> None:
             node.set("id", f"{name}-{old}")
 
 
+def _flatten(node: ElementTree.Element) -> None:
+    """Without groups that say nothing, what cannot be seen, and blanks between elements. The style
+    sheet would be one for the whole page."""
+    kept: list[ElementTree.Element] = []
+    for child in node:
+        _flatten(child)
+        kind = child.tag.removeprefix(f"{{{_SVG}}}")
+        invisible = kind == "path" and child.get("style") == "fill:none"
+        if kind in ("metadata", "style") or invisible:
+            continue
+        if kind in ("g", "defs") and not child.attrib:
+            kept += child if kind == "g" or not len(child) else [child]
+        else:
+            kept.append(child)
+    for child in list(node):
+        node.remove(child)
+    node.extend(kept)
+    for one in (node, *kept):
+        if not (one.text or "").strip():
+            one.text = None
+        one.tail = None
+
+
 def _tidy(node: ElementTree.Element) -> None:
     """Fewer digits and blanks, and variables for colours."""
-    for key, value in node.attrib.items():
+    for key, value in list(node.attrib.items()):
         match key:
             case "id" | "href" | "clip-path":
                 continue
             case "style":
                 value = _COLOUR.sub(lambda found: palette.VARIABLES[found[0]], value)
-                value = _FONT.sub(_font, value).replace(": ", ":").replace("; ", ";")
+                for plain in _PLAIN:
+                    value = plain.sub("", value)
                 value = _NUMBER.sub(lambda found: f"{float(found[0]):.3g}", value)
+                value = value.replace(": ", ":").replace("; ", ";").strip("; ")
             case "d":
-                value = _STEP.sub(r"\1", _NUMBER.sub(_short, value)).strip()
+                value = _path(value)
             case _:
                 value = _NUMBER.sub(_short, value)
-        node.set(key, value)
+        if key == "transform" and value.startswith("rotate(-0 "):
+            del node.attrib[key]
+        else:
+            node.set(key, value)
+    if "var(--grid)" in node.get("style", ""):
+        node.attrib.pop("clip-path", None)  # such lines end where the axes do
 
 
-def _font(found: re.Match[str]) -> str:
-    """Size and weight; the family is that of the page."""
-    weight = f";font-weight:{found[1]}" if found[1] else ""
-    return f"font-size:{found[2]}px{weight}"
+def _path(text: str) -> str:
+    """The same path, with steps written as such."""
+    made = []
+    last = ("", "")
+    for command, numbers in _STEP.findall(text):
+        at = [_short(number) for number in numbers.split()]
+        if command == "L" and at[1] == last[1]:
+            made.append(f"H{at[0]}")
+        elif command == "L" and at[0] == last[0]:
+            made.append(f"V{at[1]}")
+        else:
+            made.append(command + " ".join(at))
+        last = (at[-2], at[-1]) if at else ("", "")
+    return "".join(made)
 
 
-def _short(found: re.Match[str]) -> str:
-    return f"{float(found[0]):.1f}".removesuffix(".0")
+def _short(number: str | re.Match[str]) -> str:
+    return f"{float(number if isinstance(number, str) else number[0]):.1f}".removesuffix(".0")
 
 
 def as_file(picture_svg: str) -> str:

@@ -52,7 +52,7 @@ def _requests(name: str, shown: Sequence[Shown]) -> Picture:
             drawstyle="steps-post", linewidth=1.5,
         )  # fmt: skip
         opened = recording.window.opened
-        _strip(strip, row, [r.due - opened for r in recording.records], look.colour)
+        _strip(strip, row, [r.due - opened for r in recording.records], _span(shown), look.colour)
         failed = [r for r in recording.records if r.error is not None]
         at = _apart([r.ended - opened for r in failed], _span(shown))
         strip.plot(
@@ -112,11 +112,12 @@ def _recording(one: Shown) -> Recording:
 
 
 def _extent(recording: Recording) -> tuple[float, float]:
-    """First and last of what happened, in seconds after the window opened."""
-    opened = recording.window.opened
+    """First and last of what is shown, in seconds after the window opened: of what came before and
+    after it so much that the window stays in the middle."""
+    opened, seconds = recording.window.opened, recording.window.seconds
     first = min(r.due for r in recording.records) - opened
     last = max(r.ended for r in recording.records) - opened
-    return min(0.0, first), max(recording.window.seconds, last)
+    return max(-seconds / 3, min(0.0, first)), min(2 * seconds, max(seconds, last))
 
 
 def _span(shown: Sequence[Shown]) -> tuple[float, float]:
@@ -153,9 +154,11 @@ def _token_rates(recording: Recording) -> tuple[Floats, Floats]:
     return edges, counts / np.diff(edges)
 
 
-def _strip(axis: Axes, row: int, times: Sequence[float], colour: str) -> None:
+def _strip(
+    axis: Axes, row: int, times: Sequence[float], span: tuple[float, float], colour: str
+) -> None:
     """A short line for each arrival: all of them one path."""
-    at = _apart(times, (min(times), max(times)))
+    at = _apart(times, span)
     x = np.repeat(at, 3)
     y = np.tile([row - 0.32, row + 0.32, np.nan], len(at))
     axis.plot(x, y, color=colour, linewidth=0.9, solid_capstyle="butt")

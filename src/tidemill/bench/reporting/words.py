@@ -73,7 +73,7 @@ def moment(when: str) -> str:
         at = datetime.datetime.fromisoformat(when)
     except ValueError:
         return clean(when)
-    return f"{at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}"
+    return f"{at.astimezone(datetime.UTC):%Y-%m-%d\N{NO-BREAK SPACE}%H:%M}"
 
 
 def count(number: int, thing: str) -> str:
