@@ -111,3 +111,4 @@ def test_as_text() -> None:
     assert median.split() == ["p50", "500", "ms", "450", "ms", "450", "ms", "400", "ms"]
     assert "from when it was sent" in said
     assert max(map(len, lines)) <= 100
+    assert all(" " + name in said for found in FOUND.values() for name in found.called.values())

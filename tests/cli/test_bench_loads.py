@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support import fake_llama_server
 from support.canned import canned
 from tidemill.bench.result import Result
 from tidemill.bench.run import Progress
@@ -71,8 +72,12 @@ def bench(tidemill: Tidemill, command: str, target: str, *arguments: object) -> 
     return tidemill("bench", command, "--target", target, *map(str, arguments))
 
 
+class Output(msgspec.Struct):
+    results: list[Result]
+
+
 def results(text: str) -> list[Result]:
-    return msgspec.convert(json.loads(text)["results"], list[Result])
+    return msgspec.json.decode(text, type=Output).results
 
 
 # ---- traces
@@ -138,6 +143,15 @@ def test_traces_that_cannot_be(
     assert "internal error" not in done.stderr
 
 
+def test_a_run_in_which_nothing_was_measured_fails(
+    tidemill: Tidemill, url: str, mine: Path
+) -> None:
+    done = bench(tidemill, "run", url, "--scenario", mine, "--rate", 0.001, "--no-keep")
+    assert done.returncode == 1
+    assert "INVALID: no request was due in the window" in done.stdout
+    assert "1 of 1 scenarios were not measured: mine" in done.stderr
+
+
 # ---- search and curve
 
 
@@ -173,7 +187,7 @@ def test_a_search_of_what_meets_nothing(tidemill: Tidemill, url: str, mine: Path
 @pytest.mark.parametrize(
     ("loads", "first", "last"),
     [
-        (("--rates", "5,20"), "5 requests/s", "20 requests/s"),
+        (("--rates", "5,20"), "5/s", "20/s"),
         (("--concurrency", "1,3"), "1 at a time", "3 at a time"),
     ],
 )
@@ -217,6 +231,27 @@ def test_a_curve_finds_its_rates(tidemill: Tidemill, mine: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "slots"), [(("--rates", "50"), 8), (("--concurrency", "1,3"), 3)]
+)
+def test_an_engine_is_started_once_with_slots_for_all(
+    tidemill: Tidemill, mine: Path, tmp_path: Path, arguments: tuple[str, str], slots: int
+) -> None:
+    """Whatever the scenario's own load is."""
+    binary = fake_llama_server.write(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    target = f"llama.cpp:{tmp_path / 'm.gguf'}"
+    done = bench(
+        tidemill, "curve", target, "--scenario", mine, "--binary", binary, "--seconds", 0.3,
+        "--no-keep", "--json", "-", *arguments,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    commands = {tuple(result.target.command) for result in results(done.stdout)}
+    assert len(commands) == 1  # with its port
+    (command,) = commands
+    assert command[command.index("-np") + 1] == str(slots)
+
+
+@pytest.mark.parametrize(
     ("command", "arguments", "said"),
     [
         ("search", ("--scenario", "offline-batch"), "has no SLO"),
@@ -255,10 +290,10 @@ def progress(**fields: Any) -> Progress:
 
 def test_how_far_a_run_is() -> None:
     assert line(progress()) == (
-        "measuring 42 s | 17 of 20 ended, 3 in flight | 1.5/s, 80 tokens/s | TTFT 120, p99 1300 ms"
+        "measuring 42 s | 20 sent, 3 in flight | 1.5/s, 80 tok/s | TTFT 120/1300 ms"
     )
     assert line(progress(phase="ending", failed=2, ttft_p50=None)) == (
-        "ending | 17 of 20 ended, 3 in flight, 2 failed"
+        "ending | 20 sent, 3 in flight, 2 failed"
     )
 
 

@@ -26,7 +26,7 @@ MAX_ANSWER = 64 << 20
 MAX_HEAD = 1 << 20
 """Bytes of what comes before an answer's body."""
 
-_CONNECT_SECONDS = 30.0
+_CONNECT_SECONDS = 10.0
 """What a connection may take: whoever has none by then is not there, or drowns."""
 
 _TLS_ALERT = b"\x15\x03"  # how a TLS server's refusal begins (RFC 8446, section 5.1)
@@ -220,7 +220,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
         return f"it does not speak TLS as it should ({error.reason}); is it http:// instead?"
     if isinstance(error, TimeoutError):
-        return f"no connection within {_CONNECT_SECONDS:g} s; is it switched on, and reachable?"
+        return f"no connection within {_CONNECT_SECONDS:g} s; is that the right address?"
     if isinstance(error, ConnectionRefusedError):
         return f"{error}; does the server run?"
     return str(error) or type(error).__name__

@@ -84,7 +84,7 @@ def table(points: Sequence[Result]) -> str:
         failed = f", {sum(summary.errors.values())} failed" if summary.errors else ""
         invalid = " INVALID" if summary.invalid else ""
         lines.append(
-            f"{load_words(result.scenario.load):>14}{summary.request_rate:>9.2f}"
+            f"{_label(result):>14}{summary.request_rate:>9.2f}"
             f"{summary.output_rate:>10.0f}{latencies}  {met}{failed}{invalid}"
         )
     for name in ("ttft", "tpot"):
@@ -92,11 +92,17 @@ def table(points: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
-def _load(result: Result) -> float:
+def _load(result: Result) -> tuple[bool, float]:
+    """What results are ordered by: closed loops first."""
     load = result.scenario.load
     if isinstance(load, Closed):
-        return load.concurrency
-    return load.rate if isinstance(load, Gamma) else 0.0
+        return False, load.concurrency
+    return True, load.rate if isinstance(load, Gamma) else 0.0
+
+
+def _label(result: Result) -> str:
+    load = result.scenario.load
+    return f"{load.rate:g}/s" if isinstance(load, Gamma) else load_words(load)
 
 
 def _cell(summary: Summary, name: str, share: str) -> str:
@@ -121,5 +127,5 @@ def _picture(name: str, points: Sequence[tuple[Result, Summary]]) -> list[str]:
     for result, found in drawn:
         p50, p99 = place(found["p50"].value), place(found["p99"].value)
         bar = " " * p50 + "o" + "-" * (p99 - p50 - 1) + "*" * (p99 > p50)
-        lines.append(f"{load_words(result.scenario.load):>14} |{bar:{_WIDTH}}|")
+        lines.append(f"{_label(result):>14} |{bar:{_WIDTH}}|")
     return lines

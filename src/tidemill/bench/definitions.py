@@ -126,7 +126,7 @@ def _latencies(good: Sequence[Record]) -> list[Definition]:
         ),
         Definition(
             "speed for a user", "per second",
-            {"ours": "tokens/s/user", "aiperf": "throughput per user"},
+            {"ours": "tokens/s/user", "aiperf": "tokens/s per user"},
             _rows(
                 _MEDIAN, ours=_stepped([1 / value for value in ours_tpot], _MEDIAN),
                 aiperf=_linear([1 / value for value in per_token if value], _MEDIAN),
@@ -184,7 +184,7 @@ def _rates(recording: Recording, due: Sequence[Record], good: Sequence[Record]) 
         Definition(
             "output tokens", "per second",
             {"ours": "output rate", "vllm": "output throughput",
-             "aiperf": "output throughput", "guidellm": "tokens per second"},
+             "aiperf": "output throughput", "guidellm": "output tokens/s"},
             [Row(
                 "rate", summary.output_rate, _rate(tokens, vllm), _rate(tokens, aiperf),
                 sum(_even_tokens(r, window.opened, window.closed) for r in complete)
@@ -197,7 +197,7 @@ def _rates(recording: Recording, due: Sequence[Record], good: Sequence[Record]) 
         Definition(
             "requests", "per second",
             {"ours": "request rate", "vllm": "request throughput",
-             "aiperf": "request throughput", "guidellm": "requests per second"},
+             "aiperf": "request throughput", "guidellm": "requests/s"},
             [Row(
                 "rate", summary.request_rate, _rate(len(good), vllm), _rate(len(good), aiperf),
                 within / window.seconds,

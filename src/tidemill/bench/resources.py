@@ -174,8 +174,8 @@ def cost(
     prices: Prices, energy: Energy | None, output_rate: float, prompt_rate: float,
     unknown: dict[str, str],
 ) -> Cost | None:  # fmt: skip
-    """By the formula in ``Cost``; None, and why in ``unknown``, where no price was given, or power
-    has one and its amount is not known."""
+    """By the formula in ``Cost``; None where no price was given, or, with the reason in
+    ``unknown``, where power has one and its amount is not known."""
     parts = {"machine": prices.hour, "people": prices.people}
     if prices.kwh is not None:
         if energy is None:
@@ -184,7 +184,6 @@ def cost(
         parts["power"] = energy.watts / 1000 * prices.kwh
     given = {name: price for name, price in parts.items() if price is not None}
     if not given:
-        unknown["cost"] = "no price was given (--price-per-hour, --power-price)"
         return None
     hour = sum(given.values())
 

@@ -33,7 +33,7 @@ _ROLLING = 10.0
 _MOST_ROLLING = 1000
 """Seconds, and answers, that progress is told of: going through more would hold up the load."""
 
-_PAUSE_AFTER_ERROR = 0.1
+PAUSE_AFTER_ERROR = 0.1
 """Seconds that a stream of a closed loop then waits: an endpoint that refuses is not hammered."""
 
 
@@ -186,7 +186,7 @@ class _Run:
                     if long_enough and self._finished >= self._plan.requests:
                         self._close(now)
                 if record.error is not None:
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    await asyncio.sleep(PAUSE_AFTER_ERROR)
                 if talk.goes_on(answer):
                     await asyncio.sleep(talk.prompt.shape.pause)
                 else:

@@ -191,8 +191,8 @@ def _next(rates: Sequence[Rate], start: float, aim: Aim) -> float | str:
 
 def conclusion(found: Found, aim: Aim) -> str:
     """What came of it, in some lines."""
-    of = f"{aim.slo} for {aim.attain:.4g} of the requests"
-    lines = [f"searched {found.seconds / 60:.1f} minutes for the highest rate that meets {of}"]
+    of = f"at which {100 * aim.attain:.4g} % of the requests meet {aim.slo}"
+    lines = [f"searched {found.seconds / 60:.1f} minutes for the highest rate {of}"]
     if found.met is not None:
         lines.append(f"  highest that meets it: {words(found.met)}")
     if found.missed is not None:

@@ -57,16 +57,16 @@ class BenchProgress:
 
 
 def line(progress: Progress) -> str:
-    """The most important first, as a narrow terminal cuts it off."""
+    """The most important first, as a narrow terminal cuts it off. TTFT is at p50 and p99."""
     left = f" {progress.left:.0f} s" if progress.phase != "ending" else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     parts = [
         f"{progress.phase}{left}",
-        f"{progress.ended} of {progress.sent} ended, {progress.in_flight} in flight{failed}",
+        f"{progress.sent} sent, {progress.in_flight} in flight{failed}",
     ]
     if progress.ttft_p50 is not None and progress.ttft_p99 is not None:
         parts += [
-            f"{progress.request_rate:.1f}/s, {progress.output_rate:.0f} tokens/s",
-            f"TTFT {1000 * progress.ttft_p50:.0f}, p99 {1000 * progress.ttft_p99:.0f} ms",
+            f"{progress.request_rate:.1f}/s, {progress.output_rate:.0f} tok/s",
+            f"TTFT {1000 * progress.ttft_p50:.0f}/{1000 * progress.ttft_p99:.0f} ms",
         ]
     return " | ".join(parts)

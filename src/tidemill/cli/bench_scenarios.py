@@ -144,7 +144,7 @@ def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
         if keeper is not None:
             keeper.keep(result, recording)
         results.append(result)
-        if result.summary is not None and result.summary.errors and not result.summary.good:
+        if result.summary is not None and not result.summary.good:
             failed.append(scenario.name)
         if asked.prints:
             click.echo(text(result) + "\n" * (len(scenarios) > 1))

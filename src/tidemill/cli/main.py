@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "tidemill.cli.hardware:hardware",
         "Show what is known of GPUs, boards and CPUs, with sources.",
     ),
+    "simulate": ("tidemill.cli.simulate:simulate", "Predict what a deployment would do."),
+    "size": ("tidemill.cli.size:size", "Find the cheapest deployment for a load and limits."),
     "advise": ("tidemill.cli.advise:advise", "Recommend an engine for a case, with reasons."),
     "serve": ("tidemill.cli.serve:serve", "Serve models over HTTP, with the OpenAI API."),
     "key": ("tidemill.cli.keys:key", "Make, show and change API keys for the server."),

@@ -3,8 +3,9 @@
 Two sides are compared (``base.py``), each of one run or of several repeats. Where there are
 repeats, a figure's interval is Student's, of the logarithms of what the runs have: requests of one
 run say nothing of how much runs differ. Of one run each, intervals are bootstrapped: from the
-requests, in blocks, as requests in a queue depend on each other; and for rates from the parts of
-the window. That leaves out what differs between runs, and the comparison says so.
+requests, in blocks, as requests in a queue depend on each other; for rates from the parts of the
+window; and in pairs, where both sides had the same requests. That leaves out what differs between
+runs, and the comparison says so.
 Why runs are not bootstrapped: docs/decisions/2026-11-30-comparing-runs.md.
 """
 

@@ -72,8 +72,8 @@ def warnings(a: Side, b: Side) -> Iterator[str]:
             yield f"{name} has figures but no records: its rates have no interval"
 
 
-def notes(a: Side, b: Side) -> Iterator[str]:
-    """How to read it."""
+def notes(a: Side, b: Side, *, paired: bool) -> Iterator[str]:
+    """How to read it. ``paired``: both had the same requests."""
     if isinstance(a.first.scenario.load, Starts):
         return
     counts = [len(side.results) for side in (a, b)]
@@ -82,6 +82,8 @@ def notes(a: Side, b: Side) -> Iterator[str]:
             "one run each: how much runs differ is not known, and intervals leave it out; "
             "runs of one --name are repeats"
         )
+    if paired:
+        yield "both had the same requests: intervals are of what differed between them"
     if not isinstance(a.first.scenario.load, Closed):
         yield "requests came by the clock: rates are those of the load as long as a server keeps up"
     yield "of 20 figures that are the same in truth, one is called better or worse by chance"

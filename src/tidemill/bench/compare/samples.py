@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from tidemill.bench.statistics import (
     RESAMPLES,
     Estimate,
     Floats,
+    Numbers,
     block_weights,
     resampled_percentiles,
 )
@@ -36,8 +37,9 @@ class Samples:
     """All figures of one side that are known of all of its runs, by name (``verdicts.KINDS``).
 
     ``requests``: of each latency the values of all requests. ``slo`` is None where the two sides do
-    not have the same. ``stream`` is another one for each side, or the same run would be resampled
-    in the same way, and never differ from itself.
+    not have the same. ``stream``: of random numbers. Sides that had the same requests share one, so
+    that in each resample they have the same again, and what requests differ by (their lengths, and
+    when they came) is on both sides. Others must not share one.
     """
 
     def __init__(self, side: Side, slo: Slo | None, stream: int) -> None:
@@ -50,8 +52,8 @@ class Samples:
             found = _of_result(result) | _of_summary(result, slo, rng)
             if recording is not None:
                 if single:
-                    found |= _Resampled(recording, found, slo, rng).figures
-                for record in _due(recording):
+                    found |= _Resampled(recording, found, slo, stream).figures
+                for record in due(recording):
                     if record.error is None:
                         for name, of in LATENCIES.items():
                             self.requests.setdefault(name, []).extend(of(record))
@@ -66,7 +68,7 @@ class Samples:
         }
 
 
-def _due(recording: Recording) -> list[Record]:
+def due(recording: Recording) -> list[Record]:
     """What was due in the window, in that order."""
     window = recording.window
     found = [r for r in recording.records if window.opened <= r.due < window.closed]
@@ -77,49 +79,56 @@ class _Resampled:
     """``figures`` of one run, with what its records say that they might have been."""
 
     def __init__(
-        self, recording: Recording, figures: Mapping[str, Sample], slo: Slo | None,
-        rng: np.random.Generator,
-    ) -> None:  # fmt: skip
+        self, recording: Recording, figures: Mapping[str, Sample], slo: Slo | None, stream: int
+    ) -> None:
         self.figures = dict(figures)
         self._window = recording.window
-        self._rng = rng
-        due = _due(recording)
-        good = [record for record in due if record.error is None]
-        for name, of in LATENCIES.items():
-            if good:
-                weights = block_weights(len(good), rng)
-                draws = resampled_percentiles(list(map(of, good)), list(SHARES.values()), weights)
-                for share, column in zip(SHARES, draws.T, strict=True):
-                    self._put(f"{name} {share}", column)
+        self._stream = stream
+        requests = due(recording)
+        if any(record.error is None for record in requests):
+            for name, of in LATENCIES.items():
+                self._percentiles(name, [of(r) if r.error is None else () for r in requests])
         self._rate(
             "output rate",
             [(t, r.tokens / len(r.times)) for r in recording.records for t in r.times],
         )
         self._rate("request rate", [(r.ended, r.error is None) for r in recording.records])
         if slo is not None:
-            self._rate("goodput", [(record.due, slo.met_by(record)) for record in due])
-            self._mean("SLO attained", [slo.met_by(record) for record in due])
-        self._mean("errors", [record.error is not None for record in due])
-        checked = [record.verdict for record in good if record.verdict is not None]
-        self._mean("right answers", [verdict == "right" for verdict in checked])
-        self._mean("answer length", [record.tokens for record in good])
+            self._rate("goodput", [(r.due, slo.met_by(r)) for r in requests])
+            self._mean("SLO attained", [slo.met_by(r) for r in requests])
+        self._mean("errors", [r.error is not None for r in requests])
+        self._mean("right answers", [r.verdict and r.verdict == "right" for r in requests])
+        self._mean("answer length", [r.tokens if r.error is None else None for r in requests])
+
+    def _weights(self, count: int) -> Iterator[Numbers]:
+        """The same whenever they are asked for, and so for all figures."""
+        return block_weights(count, np.random.default_rng([self._stream, count]))
 
     def _put(self, name: str, draws: Floats) -> None:
         if name in self.figures:
             self.figures[name] = self.figures[name]._replace(draws=draws)
 
-    def _mean(self, name: str, values: Sequence[float]) -> None:
-        if values:
-            counts = np.asarray(values, np.float64)
-            draws = [counts @ row for row in block_weights(len(counts), self._rng)]
-            self._put(name, np.array(draws) / len(counts))
+    def _percentiles(self, name: str, groups: Sequence[Sequence[float]]) -> None:
+        weights = self._weights(len(groups))
+        draws = resampled_percentiles(groups, list(SHARES.values()), weights)
+        for share, column in zip(SHARES, draws.T, strict=True):
+            self._put(f"{name} {share}", column)
+
+    def _mean(self, name: str, values: Sequence[float | None]) -> None:
+        """Of the requests that have a value."""
+        has = np.array([value is not None for value in values], np.float64)
+        counts = np.array([value or 0 for value in values], np.float64)
+        if has.any():
+            rows = self._weights(len(values))
+            draws = [(counts @ row) / of for row in rows if (of := has @ row)]
+            self._put(name, np.array(draws))
 
     def _rate(self, name: str, events: Sequence[tuple[float, float]]) -> None:
         """``events``: moments, and what each counts."""
         moments, counts = np.asarray(events, np.float64).reshape(-1, 2).T
         window = (self._window.opened, self._window.closed)
         bins, _ = np.histogram(moments, _BINS, window, weights=counts)
-        draws = [bins @ row for row in block_weights(_BINS, self._rng)]
+        draws = [bins @ row for row in self._weights(_BINS)]
         self._put(name, np.array(draws) / self._window.seconds)
 
 

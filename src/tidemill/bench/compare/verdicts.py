@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tidemill.bench.compare.base import CompareError, Comparison, Figure, Side, Unit, Verdict
 from tidemill.bench.compare.fairness import alarms, check_repeats, differences, notes, warnings
-from tidemill.bench.compare.samples import Sample, Samples
+from tidemill.bench.compare.samples import Sample, Samples, due
 from tidemill.bench.measures import LATENCIES, SHARES
 from tidemill.bench.statistics import Estimate, Floats, cliffs_delta, difference, interval
 
@@ -53,12 +53,24 @@ def compare(a: Side, b: Side, *, force: bool = False) -> Comparison:
             f"A and B were not asked the same: {'; '.join(differ)} (--force compares them anyway)"
         )
     slo = a.first.slo if a.first.slo == b.first.slo else None
-    figures = list(_figures(Samples(a, slo, 1), Samples(b, slo, 2)))
+    paired = _same_requests(a, b)
+    figures = list(_figures(Samples(a, slo, 1), Samples(b, slo, 1 if paired else 2)))
     return Comparison(
         scenario=a.first.scenario.name, a=a, b=b, figures=figures,
         alarms=[*(f"not asked the same: {what}" for what in differ), *alarms(a, b, figures)],
-        warnings=list(warnings(a, b)), notes=list(notes(a, b)),
+        warnings=list(warnings(a, b)), notes=list(notes(a, b, paired=paired)),
     )  # fmt: skip
+
+
+def _same_requests(a: Side, b: Side) -> bool:
+    """Whether one run each was asked the same one by one, as in an open loop with one seed."""
+    asked = [
+        [(record.index, record.turn) for record in due(recording)]
+        for side in (a, b)
+        for recording in side.recordings
+        if recording is not None
+    ]
+    return len(asked) == 2 and asked[0] == asked[1] and a.first.seed == b.first.seed
 
 
 def _figures(a: Samples, b: Samples) -> Iterator[Figure]:
@@ -79,17 +91,16 @@ def _figure(name: str, kind: Kind, a: Samples, b: Samples) -> Figure:
     if len(one.values) + len(other.values) > 2:
         change = _by_runs(one.values, other.values, is_ratio)
     elif share in SHARES and min(a.good, b.good) < (needed := _TAIL / (1 - SHARES[share])):
-        why = f"{min(a.good, b.good)} requests of the {needed:.0f} that this needs"
+        why = f"{min(a.good, b.good)} of {needed:.0f} requests"
     elif one.draws is None or other.draws is None:
         why = "one value each"
     else:
         change = _by_draws(one.draws, other.draws, value, is_ratio)
-    verdict = None
+    verdict, effect = None, None
     if isinstance(change, Estimate):
         verdict = _verdict(change, 1.0 if is_ratio else 0.0, kind.lower_is_better)
-    effect = None
-    if share == "p50" and latency in a.requests and latency in b.requests:
-        effect = cliffs_delta(a.requests[latency], b.requests[latency])
+        if share == "p50" and latency in a.requests and latency in b.requests:
+            effect = cliffs_delta(a.requests[latency], b.requests[latency])
     return Figure(
         name=name, unit=kind.unit, a=value_a, b=value_b, is_ratio=is_ratio, change=change,
         verdict=verdict, why=why, effect=effect,

@@ -96,7 +96,9 @@ def _change(figure: Figure) -> str:
     change = figure.change
     parts = [change.value, change.low, change.high] if isinstance(change, Estimate) else [change]
     if figure.is_ratio:
-        said = [f"{part:.2f}" for part in parts]
+        # An end that is not 1 shall not be read as 1.
+        narrow = 0 < max(parts) - min(parts) < 0.1
+        said = [f"{part:.{3 if narrow else 2}f}" for part in parts]
     elif figure.unit == "share":
         said = [f"{100 * part:+.1f}" for part in parts]
         said[0] += " points"

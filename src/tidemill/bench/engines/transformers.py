@@ -14,8 +14,9 @@ class Transformers(Engine):
 
     name = "transformers"
     program = "transformers"
-    install = "`pip install 'transformers[serving]' torch`"
+    install = "`pip install 'transformers[serving]' torch accelerate`"
     takes = ("Hugging Face folder",)
+    proof = "tested with the engine"
     # A token that there is not ends no answer; it knows no ignore_eos, and refuses unknown fields.
     full_length: ClassVar = {
         "generation_config": json.dumps({"eos_token_id": -1, "pad_token_id": 0, "do_sample": False})
