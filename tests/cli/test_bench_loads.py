@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from support import fake_llama_server
 from support.canned import canned
 from tidemill.bench.result import Result
 from tidemill.bench.run import Progress
@@ -71,8 +72,12 @@ def bench(tidemill: Tidemill, command: str, target: str, *arguments: object) -> 
     return tidemill("bench", command, "--target", target, *map(str, arguments))
 
 
+class Output(msgspec.Struct):
+    results: list[Result]
+
+
 def results(text: str) -> list[Result]:
-    return msgspec.convert(json.loads(text)["results"], list[Result])
+    return msgspec.json.decode(text, type=Output).results
 
 
 # ---- traces
@@ -223,6 +228,27 @@ def test_a_curve_finds_its_rates(tidemill: Tidemill, mine: Path) -> None:
     rates = [load.rate for load in loads if hasattr(load, "rate")]
     assert rates == pytest.approx([rates[1] / 2, rates[1]], rel=0.01)
     assert len(loads) >= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slots"), [(("--rates", "50"), 8), (("--concurrency", "1,3"), 3)]
+)
+def test_an_engine_is_started_once_with_slots_for_all(
+    tidemill: Tidemill, mine: Path, tmp_path: Path, arguments: tuple[str, str], slots: int
+) -> None:
+    """Whatever the scenario's own load is."""
+    binary = fake_llama_server.write(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    target = f"llama.cpp:{tmp_path / 'm.gguf'}"
+    done = bench(
+        tidemill, "curve", target, "--scenario", mine, "--binary", binary, "--seconds", 0.3,
+        "--no-keep", "--json", "-", *arguments,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    commands = {tuple(result.target.command) for result in results(done.stdout)}
+    assert len(commands) == 1  # with its port
+    (command,) = commands
+    assert command[command.index("-np") + 1] == str(slots)
 
 
 @pytest.mark.parametrize(

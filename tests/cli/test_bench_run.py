@@ -161,7 +161,7 @@ def test_what_needs_more_of_a_server_runs_on_tidemill(
     if name == "two-tenants":
         assert set(found["by_shape"]) == {"quiet", "flood"}
         assert "--api-key-file" in found["target"]["command"]
-        assert not any("same key" in note for note in found["notes"])
+        assert not any("tenants" in note for note in found["notes"])
     else:
         assert sum(found["summary"]["verdicts"].values()) == found["summary"]["good"]
 
@@ -205,6 +205,7 @@ def test_tools_are_called_on_tidemill(
 def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, mine: Path) -> None:
     binary = fake_llama_server.write(tmp_path)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    mine.write_text(mine.read_text().replace('name = "chat"', 'name = "chat"\ntenant = "a"'))
     target = f"llama.cpp:{tmp_path / 'm.gguf'}"
     done = run(
         tidemill, target, "--scenario", mine, "--binary", binary, "--engine-args", "-fa 'on'"
@@ -212,6 +213,7 @@ def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     assert "mine · llama.cpp 4711 (abcdef) · " in done.stdout
     assert json.loads((tmp_path / "told.json").read_text())[-2:] == ["-fa", "on"]
+    assert "note: llama.cpp does not tell tenants apart: to it they were one" in done.stdout
 
 
 def test_an_engine_that_cannot_hold_a_scenario_says_so(

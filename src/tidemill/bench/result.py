@@ -383,7 +383,12 @@ def _notes(
     if 0 < summary.good < FEW:
         notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
     if scenario.tenants and not endpoint.keys:
-        notes.append("all tenants used the same key, or none: the endpoint saw one")
+        who = result.target.engine
+        notes.append(
+            f"{who} does not tell tenants apart: to it they were one"
+            if who
+            else "all tenants used the same key, or none: the endpoint saw one"
+        )
     return notes
 
 

@@ -110,8 +110,11 @@ def _points(asked: Asked, scenario: Scenario) -> Iterator[_Points]:
         yield _Points(server, scenario, settings, progress, asked.keeper())
 
 
-def _of_any_load(asked: Asked, name: str) -> Scenario:
-    """A scenario that can be asked at any rate. Raises ScenarioError."""
+def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
+    """A scenario in an open loop, for which engines get as many slots as for any, and how bursty it
+    is. Raises ScenarioError."""
+    import msgspec
+
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import ScenarioError
 
@@ -120,13 +123,8 @@ def _of_any_load(asked: Asked, name: str) -> Scenario:
         raise ScenarioError(
             f"{scenario.name} has a load of its own (a trace, or starts), and so no other rates"
         )
-    return scenario
-
-
-def _burstiness(scenario: Scenario) -> float:
-    from tidemill.bench.arrivals import Gamma
-
-    return scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+    burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+    return msgspec.structs.replace(scenario, load=Gamma(1.0, burstiness)), burstiness
 
 
 @click.command("search", short_help="The highest rate of requests that meets an SLO.")
@@ -164,11 +162,11 @@ def search(
     from tidemill.bench.search import Aim, conclusion
     from tidemill.bench.search import search as find
 
-    chosen = _of_any_load(asked, scenario)
+    chosen, burstiness = _at_any_rate(asked, scenario)
     slo = asked.slo or chosen.slo
     if slo is None:
         raise click.UsageError(f"{chosen.name} has no SLO: give --slo ttft=SECONDS,tpot=SECONDS")
-    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, _burstiness(chosen))
+    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, burstiness)
     with _points(asked, chosen) as points:
         found = find(points.measure, aim, points.progress.note)
     asked.write_json({"found": found, "results": points.results})
@@ -209,8 +207,8 @@ def curve(
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
-    chosen = _of_any_load(asked, scenario)
-    loads: list[Closed | Gamma] = [Gamma(rate, _burstiness(chosen)) for rate in rates or ()]
+    chosen, burstiness = _at_any_rate(asked, scenario)
+    loads: list[Closed | Gamma] = [Gamma(rate, burstiness) for rate in rates or ()]
     loads += [Closed(int(number)) for number in concurrency or ()]
     if concurrency:
         chosen = msgspec.structs.replace(chosen, load=Closed(int(max(concurrency))))
@@ -221,7 +219,7 @@ def curve(
                 raise click.ClickException(
                     "no request was done in time: a curve needs longer --seconds"
                 )
-            loads += [Gamma(rate, _burstiness(chosen)) for rate in spread(most.rate, count)]
+            loads += [Gamma(rate, burstiness) for rate in spread(most.rate, count)]
         warmup = min(chosen.warmup, trial)
         points.progress.note(
             f"{len(loads)} points of {trial:g} s, {len(loads) * (trial + warmup) / 60:.1f} minutes "
