@@ -93,7 +93,9 @@ def test_the_ceiling_is_bounded_by_kv_memory() -> None:
 
 
 def test_the_ceiling_is_bounded_by_the_front_end() -> None:
-    assert ceiling(spec(request_seconds=0.1), MIX).rate == pytest.approx(10)
+    best = ceiling(spec(request_seconds=0.1), MIX)
+    assert best.rate == pytest.approx(10)
+    assert best.sequences == 64  # it bounds the rate, not how many are there at once
 
 
 def test_long_prompts_keep_sequences_from_decoding() -> None:

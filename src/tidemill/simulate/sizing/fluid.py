@@ -46,11 +46,12 @@ class Ceiling:
 
 
 def ceiling(spec: ReplicaSpec, mix: Mix, tpot: float | None = None) -> Ceiling:
-    """The best batch size whose steps keep to ``tpot`` seconds; one sequence, if none does."""
+    """The best batch size whose steps keep to ``tpot`` seconds, the largest of equals; one
+    sequence, if none does."""
     best: Ceiling | None = None
     for sequences in _batches(spec, mix):
         found = _steady(spec, mix, sequences)
-        if best is None or (found.rate > best.rate and (tpot is None or found.step <= tpot)):
+        if best is None or (found.rate >= best.rate and (tpot is None or found.step <= tpot)):
             best = found
     assert best is not None
     return best
