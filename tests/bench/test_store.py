@@ -136,6 +136,15 @@ def test_results_can_be_chosen(store: Store) -> None:
     assert store.results(scenario="rag") == []
 
 
+@pytest.mark.parametrize("name", ["a [1]*?", "it's", "ünï", "{a,b}"])
+def test_folders_of_any_name(tmp_path: Path, name: str) -> None:
+    """What DuckDB would take for a pattern, and SQL for the end of a string."""
+    store = Store(tmp_path / name)
+    result, recording = runs.run(3)
+    assert store.get(store.put(result, recording)) == result
+    assert store.recording(result.id) is not None
+
+
 def test_no_folder_is_no_results(store: Store) -> None:
     assert store.results() == []
     assert not store.folder.exists()

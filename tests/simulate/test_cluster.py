@@ -125,7 +125,7 @@ def test_a_memoryless_service_is_the_queue_of_the_formula() -> None:
     rng = random.Random(2)
     service, utilisation = 0.2, 0.5
     at, jobs = 0.0, []
-    for number in range(8000):
+    for number in range(4000):
         at += rng.expovariate(utilisation / service)
         tokens = max(1, round(rng.expovariate(1 / (1000 * service))))
         jobs.append(job(number, at, prompt=1, output=tokens))

@@ -33,7 +33,7 @@ def predicted(rate: float | None = 2.0, specs=(REPLICA,), **options) -> Predicti
 def test_the_band_is_what_slower_and_faster_steps_give() -> None:
     found = predicted(slo=Slo(ttft=0.1))
     assert found.saturated is None
-    assert found.limit.words == "the load: replicas are idle at times"
+    assert found.limit.words == "the load: hardly a request waits for its turn"
     for name in ("ttft.p50", "tpot.p50", "e2e.p99"):
         interval = found.figures[name]
         assert interval.low < interval.value < interval.high
@@ -60,7 +60,7 @@ def test_beyond_capacity_it_says_so_and_gives_bounds() -> None:
     found = predicted(30.0)
     assert found.saturated is not None
     assert "queue grows" in found.saturated
-    assert found.limit.words == "requests wait for places (max_sequences)"
+    assert found.limit.words == "places (max_sequences), for which requests wait"
     words = text(found)
     assert "NEAR SATURATION: the queue grows" in words
     assert "more than" in words
@@ -77,7 +77,15 @@ def test_near_capacity_it_says_so_too() -> None:
 
 def test_memory_can_be_what_limits() -> None:
     small = spec(step_time=Linear(10e-3, 1e-4, 1e-8, 1e-4), n_blocks=60, max_context=512)
-    assert predicted(6.0, [small]).limit.words == "requests wait for KV memory"
+    assert predicted(6.0, [small]).limit.words == "KV memory, for which requests wait"
+
+
+def test_prompts_can_be_what_limits() -> None:
+    slow = spec(step_time=Linear(1e-3, 1e-3, 0.0, 0.0), n_blocks=4000, max_sequences=64)
+    asked = scenario(shapes=(Shape("long", Uniform(500, 900), Uniform(1, 3)),))
+    found = predict(asked, Deployment((slow,)), processes=1, exact=False)
+    assert found.limit.words == "computing: requests wait behind the prompts of others"
+    assert found.saturated is not None
 
 
 def test_a_closed_loop_does_not_saturate() -> None:

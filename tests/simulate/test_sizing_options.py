@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from tidemill.simulate.profiles import hardware_names, load_hardware
 from tidemill.simulate.shapes import load_shape
-
 from tidemill.simulate.sizing.option import Option
 from tidemill.simulate.sizing.options import of_hardware
 

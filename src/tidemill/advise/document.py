@@ -165,8 +165,9 @@ def _html_bar(share: float) -> str:
 
 
 def _bar(share: float) -> str:
-    filled = round(_BAR * share)
-    return "\u2588" * filled + "\u2591" * (_BAR - filled)
+    full, eighths = divmod(round(8 * _BAR * share), 8)
+    bar = "\u2588" * full + (chr(0x2590 - eighths) if eighths else "")
+    return bar + "\u2591" * (_BAR - len(bar))
 
 
 def _bullet(item: str, width: int) -> str:

@@ -46,8 +46,8 @@ class Interval(msgspec.Struct, frozen=True):
 class Limit(msgspec.Struct, frozen=True):
     """What keeps it from being faster, in words; shares of the time or of what there is.
     ``busy``: replicas that compute; ``prompts``: of that, steps with prompts; ``places``,
-    ``memory``: in use, of sequences and KV blocks; ``no_place``, ``no_memory``: of the time that
-    they compute, someone waits for that."""
+    ``memory``: in use, of sequences and KV blocks; ``no_place``, ``no_memory``, ``behind``: of the
+    time that they compute, someone waits for that, or behind prompts of others."""
 
     words: str
     busy: float
@@ -56,6 +56,7 @@ class Limit(msgspec.Struct, frozen=True):
     memory: float
     no_place: float
     no_memory: float
+    behind: float
 
 
 class Prediction(msgspec.Struct, kw_only=True):
@@ -194,18 +195,23 @@ def _limit(run: Run, deployment: Deployment, closed_loop: bool) -> Limit:
     busy_share = usage.busy / time
     prompts = usage.prompts / busy
     no_place, no_memory = usage.no_slot / busy, usage.no_memory / busy
-    if max(no_place, no_memory) > 0.05:
-        words = "places (max_sequences)" if no_place >= no_memory else "KV memory"
-        words = f"requests wait for {words}"
-    elif busy_share > 0.95:
+    behind = usage.behind / busy
+    if max(no_place, no_memory, behind) > 0.05:
+        if behind > max(no_place, no_memory):
+            words = "computing: requests wait behind the prompts of others"
+        elif no_place >= no_memory:
+            words = "places (max_sequences), for which requests wait"
+        else:
+            words = "KV memory, for which requests wait"
+    elif closed_loop and busy_share > 0.95:
         words = f"computing: {'prompts' if prompts > 0.5 else 'decoding'}"
     elif closed_loop:
         words = "the load: clients wait for answers before they ask again"
     else:
-        words = "the load: replicas are idle at times"
+        words = "the load: hardly a request waits for its turn"
     return Limit(
         words, busy_share, prompts, usage.running / time / places, usage.blocks / time / blocks,
-        no_place, no_memory,
+        no_place, no_memory, behind,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ OnGap = Callable[[float, int], None]
 class Usage:
     """What a replica did, in seconds and tokens. ``running``, ``blocks``: sequences, and KV blocks
     that they own, times seconds. ``no_slot``, ``no_memory``: seconds in which someone waited for a
-    place, or for memory while there was one."""
+    place, or while there was one for memory (and not for the prompts of others)."""
 
     busy: float = 0.0
     prompts: float = 0.0
@@ -49,6 +49,7 @@ class Usage:
     running: float = 0.0
     blocks: float = 0.0
     no_slot: float = 0.0
+    behind: float = 0.0
     no_memory: float = 0.0
     steps: int = 0
     prompt_tokens: int = 0
@@ -327,10 +328,12 @@ class Replica:
         usage.running += seconds * len(self._scheduler.running)
         usage.blocks += seconds * (self._kv.n_blocks - self._kv.available)
         if self._scheduler.waiting:
-            if self._slots.free_slots:
-                usage.no_memory += seconds
-            else:
+            if not self._slots.free_slots:
                 usage.no_slot += seconds
+            elif steps.prompts:
+                usage.behind += seconds
+            else:
+                usage.no_memory += seconds
 
 
 def _sample(job: Job, group: Group) -> Played:

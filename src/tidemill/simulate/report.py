@@ -90,8 +90,12 @@ def _latency(found: Interval, prediction: Prediction) -> str:
 def _rate(prediction: Prediction, name: str) -> str:
     found = prediction.figures[name]
     if prediction.saturated is not None:
-        return f"at most {found.high:.4g}"
-    return f"{found.value:.4g} ({found.low:.4g}–{found.high:.4g})"
+        return f"at most {_number(found.high)}"
+    return f"{_number(found.value)} ({_number(found.low)}–{_number(found.high)})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _name(figure: str) -> str:

@@ -17,10 +17,13 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from tidemill.bench.reporting import svg
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.palette import stand_in
-from tidemill.bench.reporting.words import plain
+from tidemill.bench.reporting.words import clean, plain
 
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
+
+LONGEST = 46
+"""Letters that fit into a line."""
 
 _APART = 0.13
 """How far ticks are apart at least, as a share of the axis: their words have to fit."""
@@ -67,10 +70,11 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
     """Above the axes; beside each other if they are short. Repeats have one entry."""
     entries = dict(zip(reversed(labels), reversed(handles), strict=True))
     names = list(dict.fromkeys(labels))
-    widest = max(map(len, names), default=0)
+    said = [clean(name, LONGEST) for name in names]
+    widest = max(map(len, said), default=0)
     columns = max(1, min(len(names), 62 // (widest + 7)))
     figure.legend(
-        [entries[name] for name in names], names, loc="outside upper left", ncols=columns,
+        [entries[name] for name in names], said, loc="outside upper left", ncols=columns,
         borderaxespad=0.2, columnspacing=1.4,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Patch
 
 from tidemill.bench.report import seconds
-from tidemill.bench.reporting import figures
+from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
 from tidemill.bench.starts import medians
@@ -41,7 +41,7 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
     ]
     if not rows:
         return None
-    figure = figures.new(1.7 + 0.38 * len(rows))
+    figure = figures.new(1.6 + 0.46 * len(rows))
     axis = figure.subplots()
     said = []
     for row, (one, cold, middle) in enumerate(rows):
@@ -49,7 +49,7 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
         lengths = phases(middle)
         for phase, length in lengths.items():
             axis.barh(
-                row, length, left=left, height=0.62, color=one.look.colour, linewidth=0,
+                row, length, left=left, height=0.46, color=one.look.colour, linewidth=0,
                 alpha=_STRENGTHS[phase],
             )  # fmt: skip
             left += length
@@ -62,12 +62,14 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
             seconds(left), (max([left, *singles]), row), xytext=(6, 0),
             textcoords="offset points", va="center", color=figures.INK,
         )  # fmt: skip
+        axis.annotate(
+            f"{words.clean(one.label, figures.LONGEST)}, {'cold' if cold else 'warm'}",
+            (0, row - 0.27), xytext=(2, 1), textcoords="offset points", color=figures.INK,
+        )  # fmt: skip
         parts = ", ".join(f"{seconds(n)} {PHASES[phase]}" for phase, n in lengths.items())
         said.append(f"{one.title} {'cold' if cold else 'warm'}: {seconds(left)} ({parts})")
-    axis.set_yticks(
-        range(len(rows)), [f"{one.title}, {'cold' if cold else 'warm'}" for one, cold, _ in rows]
-    )
-    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_yticks([])
+    axis.set_ylim(len(rows) - 0.6, -0.7)
     axis.set_xlim(0, 1.18 * axis.get_xlim()[1])
     axis.set_xlabel("seconds since the process was started")
     axis.grid(axis="y", visible=False)

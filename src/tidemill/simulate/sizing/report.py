@@ -108,7 +108,9 @@ def _figures(sizing: Sizing, verified: Verified) -> Iterator[tuple[str, ...]]:
             )
     yield ("tokens/s for a user (p50)", *(f"{trial.speed:.3g}" for trial in trials), "-")
     yield ("places or memory in use", *(f"{trial.filled:.0%}" for trial in trials), "-")
-    yield ("in flight", *(f"{trial.in_flight:.3g}" for trial in trials), "-")
+    n = verified.expected.replicas
+    simulated = "in flight" if n == 1 else f"in flight on {n} replicas together"
+    yield (simulated, *(f"{trial.in_flight:.3g}" for trial in trials), "-")
 
 
 def _seconds(trial: Trial, metric: Any) -> str:
