@@ -67,7 +67,20 @@ def test_what_is_cut_off_anyway_may_be_as_long_as_it_likes(server: Server) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["self", "tokenizer", "template", "func", "message", "loop", "", "bos_token", "a b"]
+    "name",
+    [
+        "self",
+        "tokenizer",
+        "template",
+        "func",
+        "exchange",
+        "work",
+        "message",
+        "loop",
+        "",
+        "bos_token",
+        "a b",
+    ],
 )
 def test_variables_of_templates_may_be_called_anything(server: Server, name: str) -> None:
     for value in (1, "x", None, [{}], {"a": {}}):
