@@ -9,13 +9,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.serving import Server, events_of, serving
+from support.serving import Server, events_of, serving, until
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
@@ -69,3 +70,34 @@ def test_what_does_not_fit_is_refused_with_the_sum(tiny_chat_model: Path) -> Non
     assert ended.returncode == 1
     assert re.search(r"does not fit into memory: weights .* MiB are available", ended.stderr)
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("more", [0, 4 << 20])
+def test_a_worker_without_memory_costs_requests_only(own: Server, more: int) -> None:
+    """They end whole, or with an error; when there is memory again, all is as before."""
+    prompts = [[(i * j) % 250 for j in range(900)] for i in range(1, 9)]
+    bodies = [
+        {**BODY, "prompt": prompt, "n": 16, "max_tokens": 60, "logprobs": 5, "stream": i % 2 == 0}
+        for i, prompt in enumerate(prompts)
+    ]
+    for body in bodies:
+        del body["messages"]
+    (worker,) = own.workers()
+    with no_more_memory(worker, more), ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(lambda body: end_of(own, body, "/v1/completions"), bodies))
+    assert set(ends) <= {"whole", "generation_failed", "model_unavailable"}, ends
+    until(lambda: end_of(own, BODY) == "whole")
+    assert own.process.poll() is None
+
+
+def test_a_front_end_without_memory_costs_requests_only(own: Server) -> None:
+    """Those that are large: the others go on meanwhile."""
+    large = {**BODY, "messages": [{"role": "user", "content": "x" * 25_000_000}]}
+    workers = own.workers()
+    assert end_of(own, BODY) == "whole"
+    with no_more_memory(own.process.pid, 8 << 20), ThreadPoolExecutor(4) as pool:
+        ends = list(pool.map(lambda body: end_of(own, body), [large, BODY, large, BODY] * 2))
+    assert set(ends[::2]) <= {"closed", "out_of_memory", "internal_error"}, ends
+    assert set(ends[1::2]) == {"whole"}
+    assert end_of(own, BODY) == "whole"
+    assert own.workers() == workers
