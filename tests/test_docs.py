@@ -7,13 +7,13 @@ import dataclasses
 import io
 import re
 import shlex
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import pytest
 
+from support.commands import parse, tidemill_calls
 from tidemill import SamplingParams
 from tidemill.cli.main import COMMANDS, cli
 from tidemill.llm import CompletionOutput, RequestMetrics, RequestOutput
@@ -27,7 +27,6 @@ MODELS = ("smollm2", "gemma3")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)")
-_OPERATOR = re.compile(r"[|&;<>]+")
 
 
 def page_id(path: Path) -> str:
@@ -98,37 +97,6 @@ def console_commands(page: Path) -> list[str]:
     """The lines after ``$`` in the page's console blocks."""
     text = "\n".join(blocks(page, "console")).replace("\\\n", " ")
     return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
-
-
-def tidemill_calls(line: str) -> Iterator[list[str]]:
-    """The arguments of every ``tidemill`` in a shell command line."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    call: list[str] | None = None
-    skip = False
-    for word in [*lexer, ";"]:
-        if skip:  # the file of a redirection
-            skip = False
-        elif _OPERATOR.fullmatch(word):
-            skip = word[0] in "<>"
-            if call is not None and not skip:
-                yield call
-                call = None
-        elif call is not None:
-            call.append(word)
-        elif word == "tidemill":
-            call = []
-
-
-def parse(arguments: Sequence[str]) -> None:
-    """Parse a whole command line as the real one does, and run nothing."""
-    command, rest, path = cast("click.Command", cli), list(arguments), "tidemill"
-    context: click.Context | None = None
-    with contextlib.suppress(click.exceptions.Exit):  # --help
-        while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-            context = click.Context(command, parent=context, info_name=path)
-            path, command, rest = command.resolve_command(context, rest)
-        command.make_context(path, rest, parent=context)
 
 
 def check_call(arguments: list[str], *, whole: bool) -> None:

@@ -343,7 +343,7 @@ def test_what_to_measure_next() -> None:
     assert commands[0] == "tidemill bench selftest"
     assert commands[1] == (
         "tidemill bench run --target vllm:meta-llama/Llama-3.1-8B-Instruct --scenario short-chat "
-        "--slo ttft=0.5,tpot=0.05"
+        f"--concurrency {BUSY['load.peak_concurrency']} --slo ttft=0.5,tpot=0.05"
     )
     assert commands[2].startswith("tidemill bench run --target ")
     assert "vllm" not in commands[2]

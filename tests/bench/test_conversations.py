@@ -152,4 +152,13 @@ def test_progress_is_told() -> None:
     assert told
     assert told[-1].phase == "measuring"
     assert 0 < told[-1].ended <= len(recording.records)
+    assert told[-1].in_flight in (0, 1)
+    assert told[-1].failed == 0
+    assert told[-1].left <= 1.2
+    assert [p.left for p in told] == sorted((p.left for p in told), reverse=True)
+    assert told[-1].request_rate > 0
+    assert told[-1].output_rate >= told[-1].request_rate
+    assert told[-1].ttft_p50 is not None
+    assert told[-1].ttft_p99 is not None
+    assert 0 < told[-1].ttft_p50 <= told[-1].ttft_p99
     assert [p.sent for p in told] == sorted(p.sent for p in told)

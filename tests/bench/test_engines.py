@@ -13,6 +13,7 @@ import pytest
 
 from support import fake_llama_server
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
+from tidemill.bench.engines.base import Form, form_of
 from tidemill.bench.starts import measure_starts, medians
 from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.store.packed import Header, PackedFile
@@ -24,8 +25,14 @@ WORKLOAD = Workload((Shape("first", Fixed(4), Fixed(2)),))
 def launch(model: Path, binary: Path | None = None, **fields: object) -> Launch:
     return Launch(
         model=model, context=300, sequences=4, threads=1,
-        binary=None if binary is None else str(binary), **fields,  # type: ignore[arg-type]
+        binary=None if binary is None else str(binary),
+        **({"folder": model.parent} | fields),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    return tmp_path / "m.gguf"
 
 
 def gone(pid: int) -> bool:
@@ -34,16 +41,17 @@ def gone(pid: int) -> bool:
     return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
-def test_llama_server_is_called_as_it_wants(tmp_path: Path) -> None:
+def test_llama_server_is_called_as_it_wants(tmp_path: Path, gguf: Path) -> None:
     binary = fake_llama_server.write(tmp_path)
-    with started(LLAMA, launch(tmp_path / "m.gguf", binary, arguments=("-fa", "on"))) as process:
-        listening, ready = process.until_ready(60)
-        assert 0 < listening <= ready
-        (pid,) = process.pids
+    with started(LLAMA, launch(gguf, binary, arguments=("-fa", "on"))) as process:
+        phases = process.until_ready(60, [gguf])
+        assert 0 < phases.listening <= phases.ready
+        assert phases.mapped is None  # nothing of what it has mapped is the model
+        (pid,) = process.pids()
     assert gone(pid)
     told = json.loads((tmp_path / "told.json").read_text())
     pairs = dict(zip(told[::2], told[1::2], strict=False))
-    assert pairs["-m"] == str(tmp_path / "m.gguf")
+    assert pairs["-m"] == str(gguf)
     assert (pairs["-np"], pairs["-c"], pairs["-t"]) == ("4", "1200", "1")
     assert told[-2:] == ["-fa", "on"]
     assert LLAMA.version(str(binary)) == "4711 (abcdef)"
@@ -68,21 +76,89 @@ def test_what_is_not_installed_is_named_with_how_to_install_it(
         TIDEMILL.version("x")
 
 
-def test_an_engine_that_ends_says_its_last_words(tmp_path: Path) -> None:
+def test_what_is_no_package_of_an_interpreter_is_named_with_how_to_install_it() -> None:
+    with pytest.raises(TargetError, match=r"has no sglang: install it .*sglang.*--binary"):
+        ENGINES["sglang"].version(sys.executable)
+    with pytest.raises(TargetError, match="no program that can be run"):
+        ENGINES["openvino"].version("/no/such/python")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "form"),
+    [
+        ("m.gguf", [], "GGUF file"),
+        ("m.bin", [], None),
+        ("folder", ["config.json", "model.safetensors"], "Hugging Face folder"),
+        ("folder", ["config.json", "openvino_model.xml"], "OpenVINO folder"),
+        ("folder", ["README.md"], None),
+    ],
+)
+def test_forms_of_models(tmp_path: Path, name: str, files: list[str], form: Form | None) -> None:
+    model = tmp_path / name
+    for file in files:
+        model.mkdir(exist_ok=True)
+        (model / file).touch()
+    if not files:
+        model.touch()
+    assert form_of(model) == form
+
+
+def test_a_gguf_file_of_another_name_is_one(tmp_path: Path) -> None:
+    blob = tmp_path / "sha256-1"
+    blob.write_bytes(b"GGUF\3\0\0\0")
+    assert form_of(blob) == "GGUF file"
+
+
+def test_a_model_of_the_wrong_form_is_refused_with_what_to_do(tmp_path: Path, gguf: Path) -> None:
+    gguf.touch()
+    with pytest.raises(TargetError, match=r"vllm takes a Hugging Face folder, and .*m\.gguf is a "
+                       "GGUF file. Give the folder of the original model"):  # fmt: skip
+        ENGINES["vllm"].check(gguf)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(TargetError, match=r"llama\.cpp takes a GGUF file.*convert_hf_to_gguf"):
+        LLAMA.check(tmp_path)
+    with pytest.raises(TargetError, match="is something else"):
+        LLAMA.check(tmp_path / "m.bin")
+    ENGINES["ollama"].check(gguf)
+    ENGINES["ollama"].check(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_all_that_an_engine_has_started_ends_with_it(tmp_path: Path, gguf: Path) -> None:
+    """Also what has made a session of its own, and does not end when it is asked to."""
+    binary = fake_llama_server.write(tmp_path, "has a stubborn child")
+    with started(LLAMA, launch(gguf, binary)) as process:
+        process.until_ready(60)
+        pids = process.pids()
+        assert len(pids) == 2
+    assert all(map(gone, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_when_the_model_is_mapped_is_seen(tmp_path: Path, gguf: Path) -> None:
+    gguf.write_bytes(b"GGUF")
+    binary = fake_llama_server.write(tmp_path, "maps its model")
+    with started(LLAMA, launch(gguf, binary)) as process:
+        phases = process.until_ready(60, [gguf])
+    assert phases.mapped is not None
+    assert 0 < phases.mapped <= phases.ready
+
+
+def test_an_engine_that_ends_says_its_last_words(tmp_path: Path, gguf: Path) -> None:
     binary = fake_llama_server.write(tmp_path, "dies")
     with (
-        started(LLAMA, launch(tmp_path, binary)) as process,
+        started(LLAMA, launch(gguf, binary)) as process,
         pytest.raises(TargetError, match=r"ended with status 1: .*the file is no model"),
     ):
         process.until_ready(60)
 
 
-def test_an_engine_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
+def test_an_engine_that_is_never_ready_is_given_up(tmp_path: Path, gguf: Path) -> None:
     binary = fake_llama_server.write(tmp_path, "hangs")
-    with started(LLAMA, launch(tmp_path, binary)) as process:
+    with started(LLAMA, launch(gguf, binary)) as process:
         with pytest.raises(TargetError, match="was not ready within 0"):
             process.until_ready(0.5)
-        pids = process.pids
+        pids = process.pids()
     assert all(map(gone, pids))
 
 
@@ -92,11 +168,11 @@ def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
         "from tidemill.bench.engines import *\n"
-        f"launch = Launch(model=Path('m'), context=9, sequences=1, threads=1, "
-        f"binary={str(binary)!r})\n"
+        f"launch = Launch(model=Path('m.gguf'), context=9, sequences=1, threads=1, "
+        f"folder=Path({str(tmp_path)!r}), binary={str(binary)!r})\n"
         "with started(ENGINES['llama.cpp'], launch) as process:\n"
         "    process.until_ready(60)\n"
-        "    print(process.pids[0], flush=True)\n"
+        "    print(process.pids()[0], flush=True)\n"
         "    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -120,7 +196,7 @@ def test_what_a_start_reads_is_of_this_model_only(
         for model in models
     ]
     monkeypatch.setattr("tidemill.store.packed.list_packed", lambda: files)
-    assert TIDEMILL.caches(models[1]) == [files[1].path]
+    assert TIDEMILL.files(launch(models[1])) == [files[1].path]
 
 
 def test_cold_and_warm_starts_of_tidemill(
@@ -128,12 +204,14 @@ def test_cold_and_warm_starts_of_tidemill(
 ) -> None:
     monkeypatch.setenv("TIDEMILL_HOME", str(tmp_path))
     said: list[str] = []
-    starts = measure_starts(TIDEMILL, launch(tiny_chat_model), WORKLOAD, 1, 120, said.append)
+    settings = launch(tiny_chat_model, folder=tmp_path)
+    starts = measure_starts(TIDEMILL, settings, WORKLOAD, 1, 120, said.append)
     assert [start.cold for start in starts] == (
         [True, False] if hasattr(os, "posix_fadvise") else [False]
     )
     for start in starts:
         assert 0 < start.listening <= start.ready < start.first_token
+        assert start.mapped is None or 0 < start.mapped <= start.ready
         assert start.second > 0
     assert starts[-1].cached is not None
     assert starts[-1].cached > 0.5

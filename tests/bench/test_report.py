@@ -5,6 +5,7 @@ import pytest
 from tidemill.bench import report
 from tidemill.bench.measures import Slo, summarise
 from tidemill.bench.records import Record, Recording, Window
+from tidemill.bench.resources import Cost, Density, Energy, Gpu, Memory, Resources
 from tidemill.bench.result import Machine, Measured, Result
 from tidemill.bench.scenario import load, names
 from tidemill.bench.starts import Start
@@ -36,14 +37,13 @@ def test_a_run_as_text() -> None:
     ]
     slo = Slo(ttft=0.5, e2e=1.0)
     summary = summarise(Recording(records, Window(0.0, 10.0), 0.1), slo)
-    found = result(summary=summary, per_core=0.3, notes=["something"], by_shape={"chat": summary})
+    found = result(summary=summary, notes=["something"], by_shape={"chat": summary})
     found.slo = slo
     said = report.text(found)
     assert said.startswith("short-chat · http://host/v1 · m · asked from 4 cores of Some CPU\n")
     assert "TTFT" in said
     assert "200 ms (200–200)" in said
     assert "1.50 s (1.50–1.50)" in said
-    assert "(0.3 per core)" in said
     assert "SLO ttft=0.5,e2e=1: met by 0.0% of 3 requests" in said
     assert "2 good answers, errors: 1 http_429 (full)" in said
     assert "answers checked: 2: 1 right, 0 wrong, 1 malformed" in said
@@ -62,6 +62,36 @@ def test_an_invalid_run_says_so() -> None:
     said = report.text(result(summary=nothing))
     assert "INVALID: no request was due" in said
     assert "TTFT" not in said
+
+
+def test_resources_as_text() -> None:
+    found = Resources(
+        cores=4, cpu_seconds=30.0, cpu_share=0.75, memory=Memory("PSS", 3 << 30, 700 << 20),
+        gpus=[Gpu("H100", 40 << 30, 80 << 30, 0.9, 500.0), Gpu("Orin", 1 << 30, 8 << 30)],
+        energy=Energy("estimate", "--watts", 650.0, 65.0),
+        density=Density(per_core_given=15.0, per_watt=0.4615),
+        cost=Cost(hour=1.06, includes="machine + power", output=9.8148, input=None),
+        unknown={"cpu_share": "it is not told", "cores": "it is not told"},
+    )  # fmt: skip
+    assert list(report.resource_lines(found)) == [
+        "CPU: 30.0 s, 75% of 4 cores",
+        "memory: 3.00 GiB at most, 700 MiB on average (PSS)",
+        "GPU H100: 40.00 GiB of 80.00 GiB, busy 90% of the time, 500 W",
+        "GPU Orin: 1.00 GiB of 8.00 GiB",
+        "energy: 650 J, 65.0 W on average (estimate: --watts)",
+        "output tokens/s: 15.00 per core given, 0.46 per watt",
+        "cost of a million tokens: 9.815 by output (1.06 an hour: machine + power)",
+        "not known: cpu share, cores: it is not told",
+    ]
+    summary = summarise(Recording([record(0)], Window(0.0, 10.0), 0.1))
+    assert "  CPU: 30.0 s, 75%" in report.text(result(summary=summary, resources=found))
+
+
+def test_phases_that_an_engine_does_not_have_are_left_out() -> None:
+    starts = [Start(False, 1.0, 0.1, 0.2, 0.3, 0.05, mapped) for mapped in (0.15, None)]
+    assert "model mapped" not in report.text(result("cold-start", starts=starts))
+    said = report.text(result("cold-start", starts=starts[:1]))
+    assert "model mapped                       150 ms" in said
 
 
 def test_starts_as_text() -> None:

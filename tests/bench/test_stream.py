@@ -114,3 +114,37 @@ def test_a_failed_request_keeps_the_times_it_has() -> None:
     reply.failure, reply.detail = "closed", "amid the answer"
     answer = read(reply)
     assert (answer.error, answer.times) == ("closed", [0.0, 1.0])
+
+
+def usage(completion: Any, prompt: Any = 7) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+
+
+STOP = event(chat("b", finish_reason="stop"))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        ([event(chat("a")), STOP, DONE], None),
+        ([event(chat("a")), STOP, event(usage(5)), DONE], 5),
+        ([event(chat("a")), STOP, DONE, event(usage(5))], 5),
+        # So far, with each piece, of which the last is that of all.
+        ([event(usage(1) | chat("a")), event(usage(2) | chat("b")), DONE], 2),
+        # Amid the answer only: it counts what came before it.
+        ([event(chat("a")), event(usage(5)), STOP, DONE], None),
+        ([event(chat("a")), STOP, event(usage(-5)), DONE], None),
+        ([event(chat("a")), STOP, event(usage(0)), DONE], None),
+        ([event(chat("a")), STOP, event(usage(10**30)), DONE], None),
+    ],
+)
+def test_how_many_tokens_there_were(pieces: list[bytes], tokens: int | None) -> None:
+    answer = read(reply_of([b"".join(pieces)]))
+    assert answer.output_tokens == tokens
+    assert len(answer.times) == 2
+
+
+def test_impossible_counts_of_a_prompt_are_none() -> None:
+    for count in (-1, 10**12):
+        answer = read(reply_of([event(chat("a")), STOP, event(usage(5, count)), DONE]))
+        assert (answer.error, answer.prompt_tokens, answer.output_tokens) == (None, None, 5)

@@ -14,7 +14,7 @@ from support.canned import canned
 from tidemill.bench import targets
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import ENGINES, TargetError
-from tidemill.bench.targets import GREEDY, choose_model, parse, settle
+from tidemill.bench.targets import FULL_LENGTH, GREEDY, choose_model, parse, settle
 
 EVENTS = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
 
@@ -49,8 +49,7 @@ def test_engines() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("llama.cpp", "which model"),
-        ("vllm:meta-llama/Llama-3.1-8B", "`vllm serve MODEL`.*http://127.0.0.1:8000/v1"),
+        ("llama.cpp", "which model.*GGUF file"),
         ("lama", "neither a URL.*tidemill, llama.cpp"),
         ("ftp://host/v1", "neither a URL"),
         ("http://", "is no URL"),
@@ -96,19 +95,22 @@ def test_lists_that_are_none(answer: bytes, said: str) -> None:
 def test_nobody_there_and_somebody_who_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(TargetError, match=f"{port}/v1/models cannot be reached.*does the server"):
+    with pytest.raises(
+        TargetError, match=f"{port}/v1/models: it cannot be reached.*does the server"
+    ):
         choose_model(f"http://127.0.0.1:{port}/v1", None)
     monkeypatch.setattr(targets, "_LIST_SECONDS", 0.2)
     released = threading.Event()
     with canned(lambda connection, _: released.wait(60)) as server:
-        with pytest.raises(TargetError, match="does not answer within"):
+        with pytest.raises(TargetError, match="does not answer: no end within"):
             choose_model(server.url, None)
         released.set()
 
 
 def settled(url: str, *, full_length: bool = True, timeout: float = 30.0) -> Endpoint:
-    endpoint = Endpoint(url, "m", extra=GREEDY)
-    return asyncio.run(settle(endpoint, "", full_length=full_length, timeout=timeout))
+    endpoint = Endpoint(url, "m", extra=dict(GREEDY))
+    fields = FULL_LENGTH if full_length else {}
+    return asyncio.run(settle(endpoint, "", full_length=fields, timeout=timeout))
 
 
 @pytest.mark.parametrize(

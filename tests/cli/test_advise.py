@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +132,53 @@ def test_old_facts_are_an_error(tidemill: Tidemill, monkeypatch: pytest.MonkeyPa
     assert "old: licence" in done.stdout
 
 
+# ---- as a page ----------------------------------------------------------------------------------
+
+
+def test_the_page_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    case = tmp_path / "case.toml"
+    case.write_text("[load]\npeak_concurrency = 7\n")
+    command = [sys.executable, "-m", "tidemill", "advise", "--page", "--answers", str(case)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.fullmatch(
+            r"tidemill: the interview is at (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line
+        )
+        assert found is not None, line
+        with urllib.request.urlopen(found[1], timeout=60) as answer:
+            assert 'name="load.peak_concurrency" value="7"' in answer.read().decode()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page", "--json"], "--page takes --answers, --weights, --max-age and --port only"),
+        (["--page", "--defaults"], "--page takes --answers"),
+        (["--page", "--write-answers", "-"], "--page takes --answers"),
+        (["--port", "8123"], "--port is for --page"),
+    ],
+)
+def test_options_that_are_not_for_the_page(
+    tidemill: Tidemill, arguments: list[str], message: str
+) -> None:
+    done = tidemill("advise", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_port_that_is_taken(tidemill: Tidemill) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = tidemill("advise", "--page", "--port", str(port))
+    assert done.returncode == 1
+    assert f"port {port}: Address already in use" in done.stderr
+    assert "--port 0 takes any free one" in done.stderr
+
+
 # ---- at a terminal ------------------------------------------------------------------------------
 
 
@@ -154,7 +205,7 @@ def test_an_interview_with_a_way_back(tmp_path: Path) -> None:
         terminal.send("rag\n")
         ask(r"same time")
         terminal.send("many\n")
-        ask(r"load.peak_concurrency: 'many' is not a number")
+        ask(r"load.peak_concurrency: 'many' is not a whole number")
         terminal.send("200\n")
         ask(r"How soon")
         terminal.send("\n")

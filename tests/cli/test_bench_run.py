@@ -88,6 +88,28 @@ def test_json_alone_and_options(tidemill: Tidemill, url: str, mine: Path) -> Non
     assert found["target"]["model"] == "other"
 
 
+def test_what_a_million_tokens_cost(tidemill: Tidemill, url: str, mine: Path) -> None:
+    done = run(
+        tidemill, url, "--scenario", mine, "--price-per-hour", 3, "--people-per-hour", 1,
+        "--power-price", 0.5, "--watts", 200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "(4.1 an hour: machine + people + power)" in done.stdout
+    assert "(estimate: --watts)" in done.stdout
+    assert "not known: cores, cpu seconds, memory: the server was not started here" in done.stdout
+    done = run(tidemill, url, "--scenario", mine, "--price-per-hour", -1)
+    assert "--price-per-hour" in done.stderr
+
+
+def test_engines_are_listed_with_how_to_get_them(tidemill: Tidemill) -> None:
+    done = tidemill("bench", "engines")
+    assert done.returncode == 0, done.stderr
+    assert "tidemill      0." in done.stdout
+    assert "tested with the engine" in done.stdout
+    assert "text-generation-inference" in done.stdout
+    assert done.stdout.count("takes a ") == 9
+
+
 def test_keys_are_sent_and_not_kept(tidemill: Tidemill, mine: Path) -> None:
     event = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b"
@@ -116,7 +138,10 @@ def test_tidemill_is_started_and_measured(
     assert found["summary"]["mean_output_tokens"] == 4
     assert found["summary"]["counted"]
     assert len(found["summary"]["watched"]) >= 2  # the front end, and its worker
-    assert found["per_core"] == found["summary"]["output_rate"]
+    assert found["resources"]["memory"]["peak"] > 20 << 20
+    assert found["resources"]["cpu_seconds"] > 0
+    assert found["resources"]["density"]["per_core_given"] == found["summary"]["output_rate"]
+    assert found["resources"]["cost"] is None
     assert "--speculative" in found["target"]["command"]
     assert found["target"]["engine"] == "tidemill"
 
@@ -136,7 +161,7 @@ def test_what_needs_more_of_a_server_runs_on_tidemill(
     if name == "two-tenants":
         assert set(found["by_shape"]) == {"quiet", "flood"}
         assert "--api-key-file" in found["target"]["command"]
-        assert not any("same key" in note for note in found["notes"])
+        assert not any("tenants" in note for note in found["notes"])
     else:
         assert sum(found["summary"]["verdicts"].values()) == found["summary"]["good"]
 
@@ -180,6 +205,7 @@ def test_tools_are_called_on_tidemill(
 def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, mine: Path) -> None:
     binary = fake_llama_server.write(tmp_path)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    mine.write_text(mine.read_text().replace('name = "chat"', 'name = "chat"\ntenant = "a"'))
     target = f"llama.cpp:{tmp_path / 'm.gguf'}"
     done = run(
         tidemill, target, "--scenario", mine, "--binary", binary, "--engine-args", "-fa 'on'"
@@ -187,6 +213,7 @@ def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     assert "mine · llama.cpp 4711 (abcdef) · " in done.stdout
     assert json.loads((tmp_path / "told.json").read_text())[-2:] == ["-fa", "on"]
+    assert "note: llama.cpp does not tell tenants apart: to it they were one" in done.stdout
 
 
 def test_an_engine_that_cannot_hold_a_scenario_says_so(
@@ -230,7 +257,7 @@ def test_what_was_measured_before_stays_if_nothing_comes_of_it(
         (("--scenario", "rag", "--slo", "ttft=1,ttft=2"), "--slo"),
         (("--scenario", "rag", "--slo", "ttft=-1"), "more than 0"),
         (("--scenario", "rag", "--slo", "ttft=nan"), "more than 0"),
-        (("--scenario", "rag", "--rate", "1", "--concurrency", "2"), "not both"),
+        (("--scenario", "rag", "--rate", "1", "--concurrency", "2"), "only one"),
         (("--scenario", "rag", "--rate", "inf"), "--rate"),
         (("--scenario", "rag", "--engine-args", "'"), "--engine-args"),
         (("--scenario", "rag", "--engine-args", "-x"), "not for a URL"),
@@ -253,7 +280,8 @@ def test_wrong_options(tidemill: Tidemill, arguments: tuple[str, ...], said: str
         ("tidemill", ("--model", "x"), "--target tidemill:MODEL"),
         ("tidemill", ("--api-key", "x"), "an engine gets its own"),
         ("tidemill:no/such/file.gguf", (), "no/such/file.gguf"),
-        ("vllm:x", (), "vllm serve MODEL"),
+        ("tgi:x", (), "start that by hand and give its URL"),
+        ("sglang", (), "which model? Give it as sglang:MODEL, Hugging Face folder"),
     ],
 )
 def test_wrong_targets(

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from tidemill.simulate import calibrate as room
+from tidemill.simulate.analytic import analytic
 from tidemill.simulate.calibration import load
+from tidemill.simulate.profiles import load_hardware
+from tidemill.simulate.shapes import load_shape
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
@@ -74,6 +77,20 @@ def test_hardware_is_listed_and_described(tidemill: Tidemill) -> None:
     for words in ("bandwidth             4800 GB/s", "data sheet", "https://", "(2026-11-30)",
                   "assumed of every GPU", "efficiency.memory"):  # fmt: skip
         assert words in described, words
+
+
+def test_a_profile_can_be_copied_changed_and_shown(tidemill: Tidemill, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    text = tidemill("hardware", "l40s", "--toml").stdout
+    price = (
+        '[price]\ncurrency = "EUR"\nhour = { value = 1.2, kind = "assumption", note = "ours" }\n'
+    )
+    file.write_text(text + "\n" + price)
+    shown = tidemill("hardware", str(file)).stdout
+    assert re.search(r"price\.hour +1\.2 +assumption", shown)
+    spec = analytic(load_hardware(str(file)), load_shape("mistral-7b"), tensor_parallel=2)
+    assert spec.hour == 2.4
+    assert tidemill("hardware", "--toml").returncode == 2
 
 
 def test_hardware_that_is_not_known_is_told_of(tidemill: Tidemill, tmp_path: Path) -> None:

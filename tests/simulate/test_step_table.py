@@ -10,14 +10,14 @@ from tidemill.simulate.step_table import StepTable, interpolate
 
 def table(stages: int = 1) -> StepTable:
     return StepTable(
-        [0.0, 1.0, 1.5, 3.0], [0.0, 0.25, 0.5], 0.001, 0.01,
+        [0.0, 1.0, 1.5, 3.0], [0.0, 0.25, 0.5], 0.001, 0.01, 0.04,
         origin="measured", source="made up", band=0.1, stages=stages,
     )  # fmt: skip
 
 
 def test_a_mixed_step_costs_what_its_tokens_cost_together_and_each_context_by_its_kind() -> None:
     work = StepWork(prompt_tokens=2, prompt_context=100, decodes=1, decode_context=30, rows=2)
-    assert table().seconds(work) == pytest.approx(3.0 + 0.5 + 100 * 0.001 + 30 * 0.01)
+    assert table().seconds(work) == pytest.approx(3.0 + 0.5 + 100 * 0.001 + 50 * 0.04 + 30 * 0.01)
 
 
 def test_beyond_the_ends_it_goes_on_as_before_them() -> None:

@@ -1,6 +1,7 @@
 """A program that is called as ``llama-server`` is, answers as it does, and keeps what it was told.
 
-``write(folder, how)`` makes it: ``how`` is "well", "dies" or "hangs" (is never ready).
+``write(folder, how)`` makes it: ``how`` is "well", "dies", "hangs" (is never ready), "maps its
+model" or "has a stubborn child".
 """
 
 from __future__ import annotations
@@ -18,6 +19,15 @@ with open({told!r}, "w") as file:
 if {how!r} == "dies":
     print("error: the file is no model")
     sys.exit(1)
+if {how!r} == "maps its model":
+    import mmap
+    with open(sys.argv[sys.argv.index("-m") + 1], "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if {how!r} == "has a stubborn child":
+    import signal, subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which its child inherits
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 ready = time.monotonic() + 0.1
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -19,6 +19,11 @@ class AnswerError(ValueError):
     """An answer that cannot be, or two that contradict each other; names them as
     ``section.name``."""
 
+    @property
+    def questions(self) -> list[Question]:
+        """Those that it names."""
+        return [question for question in QUESTIONS if question.key in str(self)]
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -68,6 +73,11 @@ def from_values(values: Mapping[str, Any], engines: Collection[str] = ()) -> Ans
 
     engines: the ids that ``case.current`` may name; any, if empty.
     """
+    return check(unchecked(values, engines))
+
+
+def unchecked(values: Mapping[str, Any], engines: Collection[str] = ()) -> Answers:
+    """The same, though they may contradict each other: see ``contradictions``."""
     for key in values:
         if key not in BY_KEY:
             near = difflib.get_close_matches(key, BY_KEY, n=1)
@@ -85,7 +95,7 @@ def from_values(values: Mapping[str, Any], engines: Collection[str] = ()) -> Ans
         hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(engines)}"
         raise AnswerError(f"case.current: no engine {current!r} is known{hint}")
     assumed = tuple(question.key for question in QUESTIONS if question.key not in values)
-    return check(Answers(**fields, assumed=assumed))  # type: ignore[arg-type]
+    return Answers(**fields, assumed=assumed)  # type: ignore[arg-type]
 
 
 def read(text: str, where: str, engines: Collection[str] = ()) -> Answers:
@@ -145,6 +155,36 @@ def _toml(value: object) -> str:
 # ---- one answer --------------------------------------------------------------------------------
 
 
+def understand(question: Question, text: str) -> Any:
+    """What was typed, in the question's type, for ``accept`` to check; None: not given. Choices can
+    be given by their number; several, with commas; none of them is ``-``. Raises AnswerError."""
+    choices = list(question.choices or ())
+
+    def chosen(word: str) -> str:
+        number = int(word) if word.isascii() and word.isdigit() and len(word) < 4 else 0
+        return choices[number - 1] if 1 <= number <= len(choices) else word
+
+    match question.kind:
+        case "yes-no":
+            words = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
+            if text.lower() not in words:
+                raise AnswerError(f"{question.key}: {text!r} is neither yes nor no")
+            return words[text.lower()]
+        case "choice":
+            return chosen(text)
+        case "choices":
+            return [] if text == "-" else [chosen(word) for word in text.replace(",", " ").split()]
+        case "whole" | "number":
+            if text == "-" and question.default is None:
+                return None
+            try:
+                return int(text) if question.kind == "whole" else float(text)
+            except ValueError:
+                number = "whole number" if question.kind == "whole" else "number"
+                raise AnswerError(f"{question.key}: {text!r} is not a {number}") from None
+    return text
+
+
 def accept(question: Question, value: object) -> Any:
     """The value in the question's type. Raises AnswerError."""
     key = question.key
@@ -200,8 +240,15 @@ def _chosen(question: Question, value: object) -> str:
 def check(answers: Answers) -> Answers:
     """The answers, if they can be true together. Raises AnswerError that names those that
     cannot."""
+    for message in contradictions(answers):
+        raise AnswerError(message)
+    return answers
+
+
+def contradictions(answers: Answers) -> list[str]:
+    """Which answers cannot be true together, and why."""
     gpu_kinds = [kind for kind in answers.servers if kind in GPUS]
-    contradictions = [
+    found = [
         (
             answers.name.startswith("-"),
             f"model.name: {answers.name!r} begins with a dash, which commands take for an option",
@@ -259,7 +306,4 @@ def check(answers: Answers) -> Answers:
             "of users who do not say who they are",
         ),
     ]
-    for wrong, message in contradictions:
-        if wrong:
-            raise AnswerError(message)
-    return answers
+    return [message for wrong, message in found if wrong]

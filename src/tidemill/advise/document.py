@@ -1,10 +1,12 @@
-"""A report as blocks, and the two forms that it is shown in: for a terminal, and as Markdown."""
+"""A report as blocks, and the forms that it is shown in: for a terminal, as Markdown, as HTML."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from html import escape
 
 from tidemill.records import dataclass
 
@@ -32,6 +34,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class Bars:
+    """Shares from 0 to 1, by row and column; a row begins with its name."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """``name`` is a file's, or empty for what is typed."""
 
@@ -42,7 +52,10 @@ class Code:
 # Widest column of a table in text, but for the last.
 _WIDEST = 34
 
-Block = Heading | Paragraph | Bullets | Table | Code
+# Characters of a whole bar in text.
+_BAR = 6
+
+Block = Heading | Paragraph | Bullets | Table | Bars | Code
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:
@@ -58,6 +71,9 @@ def as_markdown(blocks: Iterable[Block]) -> str:
                 made.append("\n".join(f"- {item}" for item in items))
             case Table(columns, rows):
                 made.append("\n".join(_markdown_row(row) for row in _ruled(columns, rows)))
+            case Bars(columns, bars):
+                cells = [(row, *(f"{share:.2f}" for share in shares)) for row, shares in bars]
+                made.append("\n".join(_markdown_row(row) for row in _ruled(columns, cells)))
             case Code(text, name):
                 fence = "`" * max(3, _longest_run(text) + 1)
                 title = f"`{name}`:\n\n" if name else ""
@@ -78,10 +94,79 @@ def as_text(blocks: Iterable[Block], width: int = 88) -> str:
                 made.append("\n".join(_bullet(item, width) for item in items))
             case Table(columns, rows):
                 made.append(_text_table(columns, rows, width))
+            case Bars(columns, bars):
+                cells = [(row, *(f"{s:.2f} {_bar(s)}" for s in shares)) for row, shares in bars]
+                made.append(_text_table(columns, cells, width))
             case Code(text, name):
                 title = f"{name}:\n" if name else ""
                 made.append(title + textwrap.indent(text.rstrip(), "    "))
     return "\n\n".join(made) + "\n"
+
+
+def as_html(blocks: Iterable[Block]) -> str:
+    """Elements for the body of a page that brings the style; all text is escaped."""
+    made = []
+    for block in blocks:
+        match block:
+            case Heading(text, level):
+                made.append(f"<h{level}>{_inline(text)}</h{level}>")
+            case Paragraph(text):
+                made.append(f"<p>{_inline(text)}</p>")
+            case Bullets(items):
+                made.append(f"<ul>{''.join(f'<li>{_inline(item)}</li>' for item in items)}</ul>")
+            case Table(columns, rows):
+                made.append(_html_table(columns, [[_inline(c) for c in row] for row in rows]))
+            case Bars(columns, bars):
+                cells = [[_inline(row), *map(_html_bar, shares)] for row, shares in bars]
+                made.append(_html_table(columns, cells))
+            case Code(text, name):
+                title = f"<figcaption>{escape(name)}</figcaption>" if name else ""
+                code = f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre>'
+                made.append(f"<figure>{title}{code}</figure>")
+    return "\n".join(made) + "\n"
+
+
+# What stands between backticks is code; an address is a link, without the full stop after it.
+_MARKED = re.compile(r"`([^`\n]+)`|(https?://[^\s<>\"']*[^\s<>\"'.,;:)])")
+
+
+def _inline(text: str) -> str:
+    made, at = [], 0
+    for found in _MARKED.finditer(text):
+        made.append(escape(text[at : found.start()]))
+        code, url = found.groups()
+        if code is not None:
+            made.append(f"<code>{escape(code)}</code>")
+        else:
+            made.append(f'<a href="{escape(url)}" rel="noreferrer">{escape(url)}</a>')
+        at = found.end()
+    return "".join(made) + escape(text[at:])
+
+
+def _html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already. It can be scrolled by itself, with the keyboard too."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for first, *cells in rows
+    )
+    return (
+        '<div class="scroll" tabindex="0" role="group" aria-label="Table">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _html_bar(share: float) -> str:
+    return (
+        f"{share:.2f} "
+        '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="100" height="8"/><rect width="{100 * share:.0f}" height="8"/></svg>'
+    )
+
+
+def _bar(share: float) -> str:
+    filled = round(_BAR * share)
+    return "\u2588" * filled + "\u2591" * (_BAR - filled)
 
 
 def _bullet(item: str, width: int) -> str:

@@ -10,6 +10,13 @@ from tidemill.advise.facts import Engine
 from tidemill.advise.rules import Case
 from tidemill.records import dataclass
 
+STARTED = ("tidemill", "llama.cpp", "vllm", "sglang", "tgi", "ollama", "openvino")
+"""Engines that ``tidemill bench run`` starts itself; others are started by hand, as advised, and
+given by their address. A test holds this against the bench."""
+
+MOST_AT_ONCE = 100_000
+"""Requests that ``tidemill bench run`` keeps in flight."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -44,11 +51,14 @@ def next_steps(
             else "the engine in use today" if engine is current
             else "the next best"
         )  # fmt: skip
-        steps.append(Step(f"{role} under this load", bench_command(engine, answers)))
-    if answers.stage == "edge" or case.part.place == "edge":
-        steps.append(
-            Step("how long a start takes", bench_command(chosen, answers, scenario="cold-start"))
-        )
+        text = f"{role} under this load"
+        if engine.id not in STARTED:
+            text += f": {engine.name}, started as its documentation says"
+        steps.append(Step(text, bench_command(engine, case)))
+    at_edge = answers.stage == "edge" or case.part.place == "edge"
+    if at_edge and chosen.id in STARTED:
+        command = f"tidemill bench run --target {_target(chosen, answers)} --scenario cold-start"
+        steps.append(Step("how long a start takes", command))
     if len(rivals) > 1:
         steps.append(
             Step(
@@ -67,19 +77,30 @@ def next_steps(
     return steps
 
 
-def bench_command(engine: Engine, answers: Answers, scenario: str = "") -> str:
-    """``tidemill bench run`` for an engine; limits in seconds, as its ``--slo`` has them."""
-    target = shlex.quote(f"{engine.id}:{answers.name}")
+def bench_command(engine: Engine, case: Case) -> str:
+    """``tidemill bench run`` for an engine under the case's load; limits in seconds, as its
+    ``--slo`` has them. Empty for one that has no address."""
+    answers = case.answers
+    target = _target(engine, answers)
+    if not target:
+        return ""
     parts = [
         "tidemill bench run",
         f"--target {target}",
-        f"--scenario {scenario or answers.workload}",
+        f"--scenario {answers.workload}",
+        f"--concurrency {min(case.in_flight, MOST_AT_ONCE)}",
     ]
     limits = [
         f"{name}={value / 1000:g}"
         for name, value in (("ttft", answers.ttft_ms), ("tpot", answers.tpot_ms))
-        if value is not None and not scenario
+        if value is not None
     ]
     if limits:
         parts.append(f"--slo {','.join(limits)}")
     return " ".join(parts)
+
+
+def _target(engine: Engine, answers: Answers) -> str:
+    if engine.id in STARTED:
+        return shlex.quote(f"{engine.id}:{answers.name}")
+    return engine.launch.url if engine.launch is not None else ""

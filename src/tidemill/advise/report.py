@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.advise import reasons
 from tidemill.advise.advice import Advice, Candidate, Choice
-from tidemill.advise.document import Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.advise.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.advise.facts import CLASSES, MAX_AGE, Engine
 from tidemill.advise.flips import Decision, Flip, Flips, show
 from tidemill.advise.questions import QUESTIONS
@@ -110,14 +110,10 @@ def _scores(advice: Advice, choice: Choice) -> Iterator[Block]:
         return
     weights = ", ".join(f"{name} {advice.weights[name]:g}" for name in DIMENSIONS)
     yield Heading(f"Scores (weights: {weights})", 3)
-    yield Table(
+    yield Bars(
         ("engine", "total", *DIMENSIONS),
         tuple(
-            (
-                _named(c),
-                f"{c.score.total:.2f}",
-                *(f"{c.score.shares[name].value:.2f}" for name in DIMENSIONS),
-            )
+            (_named(c), (c.score.total, *(c.score.shares[name].value for name in DIMENSIONS)))
             for c in scored
             if c.score is not None
         ),
@@ -158,8 +154,10 @@ def _others(choice: Choice) -> Iterator[Block]:
 
 def _flips(advice: Advice, flips: Flips) -> Iterator[Block]:
     yield Heading("What would change the decision")
+    sizes = [c.size for choice in advice.choices for c in choice.candidates if c.size is not None]
     yield Paragraph(
         f"Found by deciding {flips.tried} variations of the answers, one changed at a time."
+        + (" Sizes and costs were not computed for these." if sizes else "")
     )
     if flips.flips:
         yield Table(

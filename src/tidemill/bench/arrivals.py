@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -74,3 +75,12 @@ class Trace(msgspec.Struct, frozen=True, tag="trace", tag_field="kind", forbid_u
 
 
 Load = Closed | Gamma | Trace
+
+
+def variation(timestamps: Sequence[float]) -> float | None:
+    """Coefficient of variation of the gaps between requests: 1 of a Poisson process, more of
+    bursts. None of fewer than three requests, or if all came at once."""
+    gaps = [after - before for before, after in itertools.pairwise(timestamps)]
+    if len(gaps) < 2 or not (mean := statistics.fmean(gaps)):
+        return None
+    return statistics.pstdev(gaps, mean) / mean

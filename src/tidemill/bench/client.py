@@ -8,6 +8,8 @@ them afterwards. Connections are kept and used again.
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 import ssl
 import time
 from typing import Any, Literal
@@ -21,8 +23,18 @@ from tidemill.bench.workload import Prompt
 MAX_ANSWER = 64 << 20
 """Bytes of one answer after which it is given up."""
 
-Failure = Literal["connect", "closed", "timeout", "not_http", "too_large"]
-"""What can happen to a request below HTTP."""
+MAX_HEAD = 1 << 20
+"""Bytes of what comes before an answer's body."""
+
+_CONNECT_SECONDS = 10.0
+"""What a connection may take: whoever has none by then is not there, or drowns."""
+
+_TLS_ALERT = b"\x15\x03"  # how a TLS server's refusal begins (RFC 8446, section 5.1)
+
+Failure = Literal["connect", "exhausted", "closed", "timeout", "not_http", "too_large"]
+"""What can happen to a request below HTTP; "exhausted": this machine has no more connections."""
+
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -44,7 +56,9 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        # A blank or a control character would end the request's first line.
+        whole = self.url.isprintable() and " " not in self.url
+        if parts.scheme not in ("http", "https") or not parts.hostname or not whole:
             raise ValueError(f"{self.url!r} is no URL such as http://127.0.0.1:8000/v1")
         keys = [*self.keys.values(), *([] if self.api_key is None else [self.api_key])]
         if not all(key.isascii() and key.isprintable() for key in keys):
@@ -73,13 +87,18 @@ def _messages(prompt: Prompt) -> list[dict[str, str]]:
 class Reply:
     """What came back. Times are of ``time.monotonic()``."""
 
-    __slots__ = ("content_type", "detail", "ended", "failure", "pieces", "sent", "size", "status")
+    __slots__ = (
+        "content_type", "detail", "ended", "failure", "location", "pieces", "sent", "size",
+        "status",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.sent = time.monotonic()
         self.ended = 0.0
         self.status = 0
         self.content_type = ""
+        self.location = ""
+        """Where a redirection points to; none is followed, as it could lead a key elsewhere."""
         self.pieces: list[tuple[float, bytes]] = []
         """The body as it came, with the time of each piece."""
         self.size = 0
@@ -114,27 +133,36 @@ class Client:
         self._ssl = ssl.create_default_context() if secure else None
         self._timeout = timeout
         self._idle: list[_Connection] = []
-        path = "/chat/completions" if endpoint.api == "chat" else "/completions"
-        target = parts.path.rstrip("/") + path + (f"?{parts.query}" if parts.query else "")
         host = parts.netloc.rpartition("@")[2]
 
-        def head(api_key: str | None) -> bytes:
+        def head(method: str, path: str, api_key: str | None) -> str:
+            target = parts.path.rstrip("/") + path + (f"?{parts.query}" if parts.query else "")
             key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
-            return (
-                f"POST {target} HTTP/1.1\r\nHost: {host}\r\n{key}"
-                "Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: "
-            ).encode()
+            return f"{method} {target} HTTP/1.1\r\nHost: {host}\r\n{key}"
 
-        self._head = head(endpoint.api_key)
-        self._heads = {tenant: head(key) for tenant, key in endpoint.keys.items()}
+        def ask(api_key: str | None) -> bytes:
+            path = "/chat/completions" if endpoint.api == "chat" else "/completions"
+            kinds = "Content-Type: application/json\r\nAccept: text/event-stream\r\n"
+            return (head("POST", path, api_key) + kinds + "Content-Length: ").encode()
+
+        self._list = (head("GET", "/models", endpoint.api_key) + "\r\n").encode()
+        self._head = ask(endpoint.api_key)
+        self._heads = {tenant: ask(key) for tenant, key in endpoint.keys.items()}
+
+    async def models(self) -> Reply:
+        """What it answers to GET /models."""
+        return await self._reply(self._list)
 
     async def send(self, body: bytes, tenant: str = "") -> Reply:
         """The answer, whole, or as far as it came: failures are told in it, never raised."""
-        reply = Reply()
         head = self._heads.get(tenant, self._head)
+        return await self._reply(head + b"%d\r\n\r\n" % len(body) + body)
+
+    async def _reply(self, data: bytes) -> Reply:
+        reply = Reply()
         try:
             async with asyncio.timeout(self._timeout):
-                await self._ask(head + b"%d\r\n\r\n" % len(body) + body, reply)
+                await self._ask(data, reply)
         except TimeoutError:
             reply.failure, reply.detail = "timeout", f"no end within {self._timeout:g} s"
         except WireError as error:
@@ -166,17 +194,36 @@ class Client:
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                _Connection, self._host, self._port, ssl=self._ssl
-            )
-        except OSError as error:
-            raise WireError("connect", f"{self._host}:{self._port}: {error}") from None
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    _Connection, self._host, self._port, ssl=self._ssl
+                )
+        except (OSError, UnicodeError) as error:  # the latter of names that can be none
+            failure: Failure = "connect"
+            if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+                failure = "exhausted"
+            raise WireError(failure, f"{self._host}:{self._port}: {_why(error)}") from None
         return connection
 
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
+
+
+def _why(error: Exception) -> str:
+    """Why there is no connection."""
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return f"no machine of that name is known ({error})"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"it does not speak TLS as it should ({error.reason}); is it http:// instead?"
+    if isinstance(error, TimeoutError):
+        return f"no connection within {_CONNECT_SECONDS:g} s; is that the right address?"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{error}; does the server run?"
+    return str(error) or type(error).__name__
 
 
 # What a connection reads is taken out of here at once. A buffer of its own for each read, as
@@ -193,6 +240,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._reply: Reply | None = None
         self._done: asyncio.Future[None] | None = None
         self._now = 0.0
+        self._head = 0  # bytes that came before the body
         self._sized = False  # the answer says where it ends; else the connection's end is it
         self.reusable = False
 
@@ -203,6 +251,7 @@ class _Connection(asyncio.BufferedProtocol):
             raise WireError("closed", "the connection was closed")
         self._parser = httptools.HttpResponseParser(self)
         self._reply = reply
+        self._head = 0
         self._sized = False
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(data)
@@ -237,7 +286,15 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail("not_http", f"the answer is no HTTP: {error}")
+            if _BUFFER[:2] == _TLS_ALERT:
+                self._fail("not_http", "it speaks TLS; is it https:// instead?")
+            else:
+                self._fail("not_http", f"the answer is no HTTP: {error}")
+            return
+        if not self._reply.size:
+            self._head += nbytes
+            if self._head > MAX_HEAD:
+                self._fail("too_large", f"more than {MAX_HEAD} bytes came before an answer")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
@@ -257,6 +314,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._sized = True
         elif name == b"content-type" and self._reply is not None:
             self._reply.content_type = value.decode("latin-1")
+        elif name == b"location" and self._reply is not None:
+            self._reply.location = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         if self._reply is not None:

@@ -16,10 +16,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from tidemill.bench.arrivals import variation
 from tidemill.bench.records import Record, Recording
 from tidemill.bench.statistics import Estimate, percentiles
 
@@ -111,6 +112,10 @@ class Summary(msgspec.Struct, kw_only=True):
     invalid: str | None
     short: int = 0
     """Of the good answers, how many are known to have fewer tokens than they could have."""
+    variation: float | None = None
+    """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
+    long: int = 0
+    """And how many to have more."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
@@ -124,7 +129,7 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         if window.opened <= r.due < window.closed and shape in (None, r.shape)
     ]  # fmt: skip
     good = [r for r in due if r.error is None]
-    errors = Counter(r.error for r in due if r.error is not None)
+    errors = dict(Counter(r.error for r in due if r.error is not None))
     counts = [r.cached_tokens for r in good if r.cached_tokens is not None]
     prompt = sum(r.prompt_tokens or 0 for r in good)
     met = None if slo is None else sum(map(slo.met_by, due))
@@ -134,10 +139,10 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         seconds=window.seconds,
         requests=len(due),
         good=len(good),
-        errors=dict(errors),
+        errors=errors,
         examples={r.error: r.detail for r in due if r.error is not None},
         unfinished=sum(r.ended > window.closed for r in due),
-        latency={name: found for name, of in _LATENCIES.items() if (found := _of(good, of))},
+        latency={name: found for name, of in LATENCIES.items() if (found := _of(good, of))},
         delay_p99=delay_p99,
         output_rate=_output_tokens(recording) / window.seconds,
         prompt_rate=_prompt_tokens(recording) / window.seconds,
@@ -150,15 +155,21 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         counted=all(r.output_tokens is not None for r in good),
         client_share=recording.client_cpu / window.seconds,
         watched=recording.watched,
-        invalid=_invalid(len(due), delay_p99),
+        invalid=_invalid(len(due), delay_p99, errors),
         short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
+        variation=variation(sorted(r.due for r in due if not r.turn)),
+        long=sum(r.output_tokens is not None and r.output_tokens > r.asked for r in good),
         verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 
 
-def _invalid(requests: int, delay_p99: float) -> str | None:
+def _invalid(requests: int, delay_p99: float, errors: Mapping[str, int]) -> str | None:
     if not requests:
         return "no request was due in the window"
+    if "exhausted" in errors:
+        return "the load generator ran out of connections"
+    if errors and requests == sum(errors.values()):
+        return "no request was answered"
     if delay_p99 > MAX_DELAY:
         return (
             f"1 % of the requests were sent {1000 * delay_p99:.1f} ms late or more: the load "
@@ -167,7 +178,7 @@ def _invalid(requests: int, delay_p99: float) -> str | None:
     return None
 
 
-_LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
+LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
     "ttft": lambda r: [ttft(r)],
     "itl": gaps,
     "tpot": lambda r: [] if (value := tpot(r)) is None else [value],

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.bench.arrivals import Closed, Gamma, Load
+from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import SHARES, Summary
+from tidemill.bench.resources import Resources
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario, Starts
-from tidemill.bench.starts import PHASES, Start, medians
+from tidemill.bench.starts import Start, medians
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Lengths, LogNormal, Shape, Uniform
 
 _LATENCIES = {
     "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E",
 }  # fmt: skip
 _PHASE_NAMES = {
-    "listening": "listening", "ready": "ready", "first_token": "first token",
+    "mapped": "model mapped", "listening": "listening", "ready": "ready",
+    "first_token": "first token",
     "second": "(TTFT of the second request)",
 }  # fmt: skip
 
 
 def text(result: Result) -> str:
     """All of a result; several lines."""
-    return "\n".join([_title(result), *_figures(result), *(f"  note: {n}" for n in result.notes)])
+    lines = [_title(result), *_figures(result), *(f"  note: {n}" for n in result.notes)]
+    if result.id:
+        lines.append(f"  kept as {result.id}" + (f" ({result.name})" if result.name else ""))
+    return "\n".join(lines)
 
 
 def _title(result: Result) -> str:
     target = result.target
     who = f"{target.engine} {target.version}" if target.engine else target.url
     machine = f"{result.machine.cores} cores of {result.machine.cpu}"
-    where = f"{target.threads} threads, {machine}" if target.engine else f"asked from {machine}"
+    threads = f"{target.threads} threads, " if target.threads else ""
+    where = f"{threads}{machine}" if target.engine else f"asked from {machine}"
     return f"{result.scenario.name} · {who} · {target.model} · {where}"
 
 
@@ -40,9 +47,14 @@ def _figures(result: Result) -> Iterator[str]:
     summary = result.summary
     if summary is None:
         return
-    yield f"  load: {load_words(result.scenario.load)}, {summary.seconds:.0f} s measured"
+    bursts = ""
+    if summary.variation is not None and not isinstance(result.scenario.load, Closed):
+        bursts = f", gaps with a coefficient of variation of {summary.variation:.1f}"
+    yield f"  load: {load_words(result.scenario.load)}{bursts}, {summary.seconds:.0f} s measured"
     yield from _latencies(summary)
-    yield f"  {_rates(summary, result.per_core)}"
+    yield f"  {_rates(summary)}"
+    if result.resources is not None:
+        yield from (f"  {line}" for line in resource_lines(result.resources))
     if result.slo is not None and summary.attained is not None:
         yield (
             f"  SLO {result.slo}: met by {summary.attained:.1%} of {summary.requests} requests; "
@@ -66,19 +78,64 @@ def _latencies(summary: Summary) -> Iterator[str]:
     yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
     for name, title in _LATENCIES.items():
         if (found := summary.latency.get(name)) is not None:
-            yield f"  {title:6}" + "".join(f"{_estimate(found[share]):>24}" for share in SHARES)
+            yield f"  {title:6}" + "".join(f"{estimate(found[share]):>24}" for share in SHARES)
 
 
-def _rates(summary: Summary, per_core: float | None) -> str:
-    core = "" if per_core is None else f" ({per_core:.1f} per core)"
+def _rates(summary: Summary) -> str:
     cached = ""
     if summary.cached_share is not None:
         cached = f", {summary.cached_share:.0%} of prompts from a cache"
     return (
-        f"output {summary.output_rate:.1f} tokens/s{core}, prompts {summary.prompt_rate:.0f} "
+        f"output {summary.output_rate:.1f} tokens/s, prompts {summary.prompt_rate:.0f} "
         f"tokens/s, {summary.request_rate:.2f} requests/s; on average "
         f"{summary.mean_prompt_tokens:.0f} -> {summary.mean_output_tokens:.0f} tokens{cached}"
     )
+
+
+def resource_lines(found: Resources) -> Iterator[str]:
+    """What the engine took, in words; what is not known, with why, at the end."""
+    if found.cpu_seconds is not None:
+        used = (
+            f"{found.cpu_share:.0%} of {found.cores} cores" if found.cpu_share else "all its cores"
+        )
+        yield f"CPU: {found.cpu_seconds:.1f} s, {used}"
+    if (memory := found.memory) is not None:
+        yield (
+            f"memory: {size(memory.peak)} at most, {size(memory.mean)} on average ({memory.kind})"
+        )
+    for gpu in found.gpus:
+        busy = "" if gpu.busy is None else f", busy {gpu.busy:.0%} of the time"
+        watts = "" if gpu.watts is None else f", {gpu.watts:.0f} W"
+        yield f"GPU {gpu.name}: {size(gpu.memory)} of {size(gpu.memory_total)}{busy}{watts}"
+    if (energy := found.energy) is not None:
+        yield (
+            f"energy: {energy.joules:.0f} J, {energy.watts:.1f} W on average "
+            f"({energy.origin}: {energy.source})"
+        )
+    density = found.density
+    rates = {
+        "core given": density.per_core_given, "core used": density.per_core_used,
+        "GPU": density.per_gpu, "watt": density.per_watt,
+    }  # fmt: skip
+    if words := [f"{rate:.2f} per {what}" for what, rate in rates.items() if rate is not None]:
+        yield f"output tokens/s: {', '.join(words)}"
+    if (cost := found.cost) is not None:
+        prices = {"output": cost.output, "input": cost.input, "both": cost.both}
+        words = [f"{price:.4g} by {what}" for what, price in prices.items() if price is not None]
+        yield (
+            f"cost of a million tokens: {', '.join(words) or 'none came'} "
+            f"({cost.hour:.4g} an hour: {cost.includes})"
+        )
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.unknown.items():
+        reasons.setdefault(why, []).append(name.replace("_", " "))
+    for why, names in reasons.items():
+        yield f"not known: {', '.join(names)}: {why}"
+
+
+def size(count: int) -> str:
+    """Bytes."""
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
 def _errors(summary: Summary) -> str:
@@ -117,23 +174,25 @@ def _starts(starts: list[Start]) -> Iterator[str]:
         share = f", {max(cached):.0%} of the files in the page cache" if cold and cached else ""
         yield f"  {'cold' if cold else 'warm'}: median of {len(of_kind)} starts{share}"
         middle = medians(starts, cold=cold)
-        for name in PHASES:
+        for name, value in middle.items():
             values = [getattr(start, name) for start in of_kind]
             spread = f"{seconds(min(values))} to {seconds(max(values))}"
-            yield f"    {_PHASE_NAMES[name]:30} {seconds(middle[name]):>10}   ({spread})"
+            yield f"    {_PHASE_NAMES[name]:30} {seconds(value):>10}   ({spread})"
 
 
-def _estimate(found: Estimate) -> str:
-    return f"{seconds(found.value)} ({_bare(found.low)}–{_bare(found.high)})"
+def estimate(found: Estimate) -> str:
+    """A latency, with its interval in brackets, in one unit."""
+    low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
+    return f"{seconds(found.value)} ({low}–{high})"
 
 
 def seconds(value: float) -> str:
-    return f"{_bare(value)} {'s' if value >= 1 else 'ms'}"
+    return f"{_bare(value, value)} {'s' if value >= 1 else 'ms'}"
 
 
-def _bare(value: float) -> str:
-    """In seconds from one on, else in milliseconds."""
-    if value >= 1:
+def _bare(value: float, like: float) -> str:
+    """In seconds where ``like`` is one or more, else in milliseconds."""
+    if like >= 1:
         return f"{value:.2f}"
     return f"{1000 * value:.0f}" if value >= 0.1 else f"{1000 * value:.1f}"
 
@@ -141,7 +200,7 @@ def _bare(value: float) -> str:
 # ---- scenarios
 
 
-def load_words(load: Load | Starts) -> str:
+def load_words(load: Closed | Gamma | TraceFile | Starts) -> str:
     if isinstance(load, Closed):
         return f"{load.concurrency} at a time"
     if isinstance(load, Gamma):
@@ -149,7 +208,8 @@ def load_words(load: Load | Starts) -> str:
         return f"{load.rate:g} requests/s{bursts}"
     if isinstance(load, Starts):
         return f"{load.repeats} starts cold, {load.repeats} warm"
-    return f"a trace of {len(load.timestamps)} requests"
+    faster = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+    return f"the trace {load.file}{faster}"
 
 
 def describe(scenario: Scenario) -> str:
@@ -160,7 +220,9 @@ def describe(scenario: Scenario) -> str:
     ]
     if not isinstance(scenario.load, Starts):
         lines.append(f"  measured  {scenario.seconds:g} s, after {scenario.warmup:g} s of warm-up")
-    lines += [f"  SLO       {scenario.slo or 'none'}", f"  context   {scenario.context} tokens"]
+    lines.append(f"  SLO       {scenario.slo or 'none'}")
+    if scenario.shapes:
+        lines.append(f"  context   {scenario.context} tokens")
     for shape in scenario.shapes:
         lines.append(f"  {shape.name:9} {_shape_words(shape)}")
     return "\n".join([*lines, f"  source    {scenario.source}"])

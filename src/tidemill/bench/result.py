@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime
 import platform
+import re
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,14 +19,19 @@ from tidemill import __version__
 from tidemill.bench.apart import run_apart
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
-from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, started
+from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
+from tidemill.bench.meters import Sampler
+from tidemill.bench.records import Recording, Window
+from tidemill.bench.resources import Prices, Resources, of_url, taken
 from tidemill.bench.run import BenchError, Plan, Progress
-from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.scenario import Prepared, Scenario, Starts, prepare
 from tidemill.bench.starts import Start, measure_starts
 from tidemill.bench.targets import FULL_LENGTH, GREEDY, Target, choose_model, settle, shown
-from tidemill.bench.workload import Workload
 from tidemill.hardware import core_budget, cpu_info, memory_budget
+
+FORMAT = 1
+"""Of a ``Result`` in JSON. What is only added to it does not change this."""
 
 OPEN_SEQUENCES = 8
 """Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
@@ -35,7 +43,9 @@ FEW = 100
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What is not the scenario's. ``path``: of the model that an engine is started with. ``keys``:
-    of tenants by name. ``arguments`` go to an engine that is started."""
+    of tenants by name. ``arguments`` go to an engine that is started. ``prices``: what the machine
+    costs. ``name`` and ``series`` are for the result; ``keep_text``: records have the answers'
+    text."""
 
     path: Path | None = None
     slo: Slo | None = None
@@ -45,6 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 1
     binary: str | None = None
     arguments: tuple[str, ...] = ()
+    prices: Prices = Prices()
+    name: str | None = None
+    series: str | None = None
+    keep_text: bool = False
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +73,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     command: list[str] = []
     threads: int | None = None
+
+    @property
+    def whom(self) -> str:
+        """As ``--target`` takes it, but that a model is what it is called, not where it is."""
+        return f"{self.engine}:{Path(self.model).name}" if self.engine else self.url
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -76,9 +95,14 @@ class Result(msgspec.Struct, kw_only=True):
     """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
     options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
     there are several. ``per_core``: output tokens a second for each thread of an engine that was
-    started here."""
+    started here. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``: what
+    the user calls it; runs of one name are repeats of each other. ``series``: what the points of
+    one curve or search have in common."""
 
-    format: int = 1
+    format: int = FORMAT
+    id: str = ""
+    name: str | None = None
+    series: str | None = None
     when: str
     bench: str = __version__
     scenario: Scenario
@@ -89,8 +113,16 @@ class Result(msgspec.Struct, kw_only=True):
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
     per_core: float | None = None
+    resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
+
+
+class Measurement(NamedTuple):
+    """A result, and what it was made of; cold starts have no recording."""
+
+    result: Result
+    recording: Recording | None
 
 
 def measure(
@@ -100,66 +132,126 @@ def measure(
     *,
     say: Callable[[str], None],
     on_progress: Callable[[Progress], None] | None = None,
-) -> Result:
-    """Carry out a scenario. ``say`` is told what is being done. Raises TargetError."""
-    workload = Workload(scenario.shapes, settings.seed)
-    result = Result(
-        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        scenario=scenario, seed=settings.seed, slo=settings.slo or scenario.slo,
-        target=Measured(url="", model=target.model or ""), machine=_machine(),
-    )  # fmt: skip
+) -> Measurement:
+    """Carry out a scenario. ``say`` is told what is being done. Raises TargetError, and what
+    ``prepare`` raises."""
+    prepared = prepare(scenario, settings.seed)
     if isinstance(scenario.load, Starts):
-        _starts(scenario.load, target, settings, workload, result, say)
-        return result
-    full_length = not scenario.checked
-    with _endpoint(scenario, target, settings, result, say) as (endpoint, pids):
-        say("asking how it can be asked")
-        tenant = (scenario.tenants or [""])[0]
-        endpoint = asyncio.run(
-            settle(endpoint, tenant, full_length=full_length, timeout=scenario.timeout)
+        return Measurement(_starts(scenario.load, prepared, target, settings, say), None)
+    with serving(prepared, target, settings, say) as server:
+        return server.measure(prepared, settings, on_progress)
+
+
+class Server:
+    """Whom the load goes to, up and ready to be asked: several scenarios can be measured on it, one
+    after the other, if they need no more than what it was started for."""
+
+    def __init__(
+        self, endpoint: Endpoint, target: Measured, full_length: Mapping[str, Any],
+        pids: tuple[int, ...] = (), sampler: Sampler | None = None,
+    ) -> None:  # fmt: skip
+        """``full_length``: the fields that would make answers as long as asked for. ``pids`` and
+        ``sampler``: of an engine that was started here."""
+        self._endpoint = endpoint
+        self._target = msgspec.structs.replace(
+            target, extra=dict(endpoint.extra), usage=endpoint.usage
         )
+        self._full_length = full_length
+        self._pids = pids
+        self._sampler = sampler
+
+    def measure(
+        self,
+        prepared: Prepared,
+        settings: Settings,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> Measurement:
+        """Raises TargetError."""
+        assert not isinstance(prepared.load, Starts)
+        scenario, endpoint = prepared.scenario, self._endpoint
         plan = Plan(
-            endpoint=endpoint, workload=workload, load=scenario.load, seconds=scenario.seconds,
-            requests=scenario.requests, warmup=scenario.warmup, timeout=scenario.timeout,
-            watch=pids,
+            endpoint=endpoint, workload=prepared.workload, load=prepared.load,
+            seconds=scenario.seconds, requests=scenario.requests, warmup=scenario.warmup,
+            timeout=scenario.timeout, watch=self._pids, keep_text=settings.keep_text,
         )  # fmt: skip
+        result = _result(scenario, settings, self._target)
+        if self._sampler is not None:
+            self._sampler.sample()
         try:
             recording = run_apart(plan, on_progress)
         except BenchError as error:
             raise TargetError(str(error)) from None
-    result.target = msgspec.structs.replace(
-        result.target, extra=dict(endpoint.extra), usage=endpoint.usage
-    )
-    result.summary = summarise(recording, result.slo)
-    if len(scenario.shapes) > 1:
-        result.by_shape = {
-            shape.name: summarise(recording, result.slo, shape.name) for shape in scenario.shapes
-        }
-    if result.target.threads:
-        result.per_core = result.summary.output_rate / result.target.threads
-    result.notes = _notes(scenario, result, endpoint)
-    return result
+        if self._sampler is not None:
+            self._sampler.sample()
+        _hide_keys(recording, [endpoint.api_key, *endpoint.keys.values()])
+        result.summary = summarise(recording, result.slo)
+        shapes = prepared.workload.shapes
+        if len(shapes) > 1:
+            result.by_shape = {
+                shape.name: summarise(recording, result.slo, shape.name) for shape in shapes
+            }
+        result.resources = _resources(self._sampler, recording.window, result, settings.prices)
+        result.per_core = result.resources.density.per_core_given
+        result.notes = prepared.notes + _notes(scenario, result, endpoint, self._full_length)
+        return Measurement(result, recording)
+
+
+def _result(scenario: Scenario, settings: Settings, target: Measured) -> Result:
+    """Without any figures."""
+    return Result(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        name=settings.name, series=settings.series, scenario=scenario, seed=settings.seed,
+        slo=settings.slo or scenario.slo, target=target, machine=_machine(),
+    )  # fmt: skip
+
+
+def _hide_keys(recording: Recording, keys: Iterable[str | None]) -> None:
+    """Endpoints may repeat a key when they refuse it."""
+    for key in filter(None, keys):
+        for record in recording.records:
+            record.detail = record.detail.replace(key, "***")
+
+
+_SECRET = re.compile(r"(--?[\w-]*(?:key|token|secret|password))(=.*)?", re.IGNORECASE)
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """A command line whose options for keys and the like have *** for a value; users can give some
+    with ``--engine-args``."""
+    found: list[str] = []
+    hide = False
+    for word in command:
+        secret = None if hide else _SECRET.fullmatch(word)
+        found.append("***" if hide else f"{secret[1]}=***" if secret and secret[2] else word)
+        hide = secret is not None and secret[2] is None
+    return found
 
 
 @contextmanager
-def _endpoint(
-    scenario: Scenario, target: Target, settings: Settings, result: Result,
-    say: Callable[[str], None],
-) -> Iterator[tuple[Endpoint, tuple[int, ...]]]:  # fmt: skip
-    """Where the load goes, and the processes behind it as far as they are known."""
-    if target.engine is None:
+def serving(
+    prepared: Prepared, target: Target, settings: Settings, say: Callable[[str], None]
+) -> Iterator[Server]:
+    """Whom the load goes to; an engine is started, and ended afterwards. Raises TargetError."""
+    scenario, engine = prepared.scenario, target.engine
+    if engine is None:
         url = target.url or ""
-        endpoint = _ask(scenario, url, target.model or "", settings.api_key, settings.keys)
+        endpoint = _ask(scenario, url, target.model or "", settings.api_key, GREEDY, settings.keys)
         model = target.model or choose_model(url, settings.api_key)
-        result.target = Measured(url=shown(url), model=model)
-        yield msgspec.structs.replace(endpoint, model=model), ()
+        endpoint = msgspec.structs.replace(endpoint, model=model)
+        endpoint = _settled(scenario, endpoint, FULL_LENGTH, say)
+        yield Server(endpoint, Measured(url=shown(url), model=model), FULL_LENGTH)
         return
-    say(f"starting {target.engine.name}")
-    tenants = scenario.tenants if target.engine.tenants else []
-    keys = {tenant: secrets.token_urlsafe(24) for tenant in tenants}
-    launch = _launch(scenario, settings, keys)
-    version = target.engine.version(settings.binary)
-    with started(target.engine, launch) as process:
+    say(f"starting {engine.name}")
+    version = engine.version(settings.binary)
+    keys = {
+        tenant: secrets.token_urlsafe(24) for tenant in scenario.tenants if engine.tenants
+    }  # fmt: skip
+    with (
+        _launch(prepared, settings, keys) as launch,
+        closing(Sampler()) as sampler,
+        started(engine, launch) as process,
+    ):
+        sampler.watch(process.pids)
         try:
             process.until_ready(scenario.timeout)
         except TargetError as error:
@@ -167,30 +259,51 @@ def _endpoint(
                 f"{error}\n({scenario.name} needs {launch.sequences} sequences of {launch.context} "
                 "tokens: --scale makes them shorter)"
             ) from None
-        result.target = Measured(
-            url=process.url, model=target.model or "", engine=target.engine.name, version=version,
-            command=process.command, threads=settings.threads,
+        measured = Measured(
+            url=process.url, model=target.model or "", engine=engine.name, version=version,
+            command=without_secrets(process.command), threads=_threads(engine, settings),
         )  # fmt: skip
-        yield _ask(scenario, process.url, MODEL_NAME, None, keys), process.pids
+        endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
+        endpoint = _settled(scenario, endpoint, engine.full_length, say)
+        yield Server(endpoint, measured, engine.full_length, tuple(process.pids()), sampler)
+
+
+def _settled(
+    scenario: Scenario, endpoint: Endpoint, full_length: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Endpoint:  # fmt: skip
+    say("asking how it can be asked")
+    tenant = (scenario.tenants or [""])[0]
+    wanted = {} if scenario.checked else full_length
+    return asyncio.run(settle(endpoint, tenant, full_length=wanted, timeout=scenario.timeout))
+
+
+def _threads(engine: Engine, settings: Settings) -> int | None:
+    """None for an engine that uses as many as it likes."""
+    return settings.threads if engine.takes_threads else None
 
 
 def _starts(
-    load: Starts, target: Target, settings: Settings, workload: Workload, result: Result,
+    load: Starts, prepared: Prepared, target: Target, settings: Settings,
     say: Callable[[str], None],
-) -> None:  # fmt: skip
-    if target.engine is None:
+) -> Result:  # fmt: skip
+    scenario, engine = prepared.scenario, target.engine
+    if engine is None:
         raise TargetError(
-            f"{result.scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a "
-            "URL"
+            f"{scenario.name} starts the engine itself: give --target ENGINE[:MODEL], not a URL"
         )
-    version = target.engine.version(settings.binary)
-    launch = _launch(result.scenario, settings, {})
-    timeout = result.scenario.timeout
-    result.starts = measure_starts(target.engine, launch, workload, load.repeats, timeout, say)
-    result.target = Measured(
-        url="", model=target.model or "", engine=target.engine.name, version=version,
-        command=target.engine.command(launch, 0, Path()), threads=settings.threads,
+    version = engine.version(settings.binary)
+    with _launch(prepared, settings, {}) as launch:
+        starts = measure_starts(
+            engine, launch, prepared.workload, load.repeats, scenario.timeout, say
+        )
+        command = engine.command(launch, 0)
+    measured = Measured(
+        url="", model=target.model or "", engine=engine.name, version=version,
+        command=without_secrets(command), threads=_threads(engine, settings),
     )  # fmt: skip
+    result = _result(scenario, settings, measured)
+    result.starts = starts
     kept = [s.cached for s in result.starts if s.cold and s.cached is not None]
     if not any(start.cold for start in result.starts):
         result.notes.append("no cold starts: files cannot be taken out of the page cache here")
@@ -199,30 +312,51 @@ def _starts(
             f"cold starts were not cold: up to {max(kept):.0%} of the files stayed in the page "
             "cache (does another process use them?)"
         )
+    return result
 
 
-def _launch(scenario: Scenario, settings: Settings, keys: dict[str, str]) -> Launch:
+@contextmanager
+def _launch(prepared: Prepared, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
+    """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
-    load = scenario.load
+    load = prepared.load
     sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
     if isinstance(load, Starts):
         sequences = 1
-    return Launch(
-        model=settings.path, context=scenario.context, sequences=sequences,
-        threads=settings.threads, keys=keys, binary=settings.binary, arguments=settings.arguments,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+        yield Launch(
+            model=settings.path, context=prepared.context, sequences=sequences,
+            threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
+            arguments=settings.arguments,
+        )  # fmt: skip
 
 
 def _ask(
-    scenario: Scenario, url: str, model: str, api_key: str | None, keys: dict[str, str]
-) -> Endpoint:
+    scenario: Scenario, url: str, model: str, api_key: str | None, greedy: Mapping[str, Any],
+    keys: dict[str, str],
+) -> Endpoint:  # fmt: skip
     try:
-        return Endpoint(url, model, scenario.api, api_key, extra=GREEDY, keys=keys)
+        return Endpoint(url, model, scenario.api, api_key, extra=dict(greedy), keys=keys)
     except ValueError as error:
         raise TargetError(str(error)) from None
 
 
-def _notes(scenario: Scenario, result: Result, endpoint: Endpoint) -> list[str]:
+def _resources(
+    sampler: Sampler | None, window: Window, result: Result, prices: Prices
+) -> Resources:
+    assert result.summary is not None
+    output_rate, prompt_rate = result.summary.output_rate, result.summary.prompt_rate
+    if sampler is None:
+        return of_url(window, output_rate=output_rate, prompt_rate=prompt_rate, prices=prices)
+    return taken(
+        sampler, window, cores=result.target.threads, output_rate=output_rate,
+        prompt_rate=prompt_rate, prices=prices,
+    )  # fmt: skip
+
+
+def _notes(
+    scenario: Scenario, result: Result, endpoint: Endpoint, full_length: Mapping[str, Any]
+) -> list[str]:
     """What a reader of the figures must know."""
     summary = result.summary
     assert summary is not None
@@ -237,12 +371,24 @@ def _notes(scenario: Scenario, result: Result, endpoint: Endpoint) -> list[str]:
             f"{summary.short} of {summary.good} answers ended before they were as long as asked "
             "for: compare engines by answers of equal length only"
         )
-    elif not scenario.checked and not FULL_LENGTH.keys() <= endpoint.extra.keys():
-        notes.append("the endpoint does not take ignore_eos: models end answers where they like")
+    elif not scenario.checked and not full_length:
+        notes.append(
+            f"{result.target.engine} cannot be made to answer at the length that is asked for"
+        )
+    elif not scenario.checked and not full_length.keys() <= endpoint.extra.keys():
+        refused = ", ".join(full_length)
+        notes.append(f"the endpoint does not take {refused}: models end answers where they like")
+    if summary.long:
+        notes.append(f"{summary.long} of {summary.good} answers were longer than asked for")
     if 0 < summary.good < FEW:
         notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
     if scenario.tenants and not endpoint.keys:
-        notes.append("all tenants used the same key, or none: the endpoint saw one")
+        who = result.target.engine
+        notes.append(
+            f"{who} does not tell tenants apart: to it they were one"
+            if who
+            else "all tenants used the same key, or none: the endpoint saw one"
+        )
     return notes
 
 

@@ -29,7 +29,11 @@ from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Workload
 
 _PROGRESS_EVERY = 0.5
-_PAUSE_AFTER_ERROR = 0.1
+_ROLLING = 10.0
+_MOST_ROLLING = 1000
+"""Seconds, and answers, that progress is told of: going through more would hold up the load."""
+
+PAUSE_AFTER_ERROR = 0.1
 """Seconds that a stream of a closed loop then waits: an endpoint that refuses is not hammered."""
 
 
@@ -63,14 +67,25 @@ class BenchError(Exception):
     """The run makes no sense: the endpoint does not answer, or not as it should."""
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far a run is, ``seconds`` after its beginning: requests so far, warm-up included."""
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is, ``seconds`` after its beginning. ``left``: until nothing new is sent, at
+    least. Requests so far, warm-up included. What follows is of the good answers that came to their
+    end in the last 10 s: how many a second, their tokens, their TTFT (None: there were none)."""
 
     phase: Literal["warm-up", "measuring", "ending"]
     seconds: float
+    left: float
     sent: int
     ended: int
     failed: int
+    request_rate: float
+    output_rate: float
+    ttft_p50: float | None
+    ttft_p99: float | None
+
+    @property
+    def in_flight(self) -> int:
+        return self.sent - self.ended
 
 
 async def run(plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Recording:
@@ -127,6 +142,7 @@ class _Run:
         self._opened = self._closed = 0.0
         self._finished = 0  # requests, within the window
         self._began = time.monotonic()
+        self._closing = self._began + plan.warmup + plan.seconds  # as far as it is known
         self._sent = self._failed = 0
         self._meter = CpuMeter(())
         self._client_cpu = 0.0
@@ -170,7 +186,7 @@ class _Run:
                     if long_enough and self._finished >= self._plan.requests:
                         self._close(now)
                 if record.error is not None:
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    await asyncio.sleep(PAUSE_AFTER_ERROR)
                 if talk.goes_on(answer):
                     await asyncio.sleep(talk.prompt.shape.pause)
                 else:
@@ -184,7 +200,7 @@ class _Run:
         loop = asyncio.get_running_loop()  # whose clock is the monotonic one
         start = loop.time()
         opening = start + self._plan.warmup
-        closing = opening + self._plan.seconds
+        self._closing = closing = opening + self._plan.seconds
         loop.call_at(opening, self._open, opening)
         async with asyncio.TaskGroup() as talks:
             for offset in offsets:
@@ -232,16 +248,29 @@ class _Run:
         """Until it is cancelled."""
         while True:
             await asyncio.sleep(_PROGRESS_EVERY)
-            on_progress(
-                Progress(
-                    "ending" if self._closed else "measuring" if self._opened else "warm-up",
-                    time.monotonic() - self._began, self._sent, len(self._records), self._failed,
-                )
-            )  # fmt: skip
+            on_progress(self._progress(time.monotonic()))
+
+    def _progress(self, now: float) -> Progress:
+        since = max(self._began, now - _ROLLING)
+        latest = list(itertools.islice(reversed(self._records), _MOST_ROLLING))
+        if len(latest) == _MOST_ROLLING:
+            since = max(since, latest[-1].ended)
+        good = [r for r in latest if r.error is None and r.times and r.ended >= since]
+        firsts = sorted(r.times[0] - r.due for r in good)
+        span = max(now - since, _PROGRESS_EVERY)
+        return Progress(
+            phase="ending" if self._closed else "measuring" if self._opened else "warm-up",
+            seconds=now - self._began, left=max(0.0, self._closing - now), sent=self._sent,
+            ended=len(self._records), failed=self._failed, request_rate=len(good) / span,
+            output_rate=sum(r.tokens for r in good) / span,
+            ttft_p50=firsts[(len(firsts) - 1) // 2] if firsts else None,
+            ttft_p99=firsts[math.ceil(0.99 * len(firsts)) - 1] if firsts else None,
+        )  # fmt: skip
 
     def _open(self, now: float) -> None:
         self._meter = CpuMeter(self._plan.watch)
         self._opened = now
+        self._closing = now + self._plan.seconds
 
     def _close(self, now: float) -> None:
         self._closed = now

@@ -6,7 +6,7 @@ source = "where the lengths and the arrivals are from"
 seconds = 60                       # of the measured window
 slo = { ttft = 1.0, tpot = 0.1 }   # seconds
 
-[load]                             # arrivals.py, or kind = "starts"
+[load]                             # arrivals.py, or kind = "trace" (traces.py) or "starts"
 kind = "gamma"
 rate = 1.0
 
@@ -21,18 +21,20 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from tidemill.bench.arrivals import Closed, Gamma, Trace
+from tidemill.bench.arrivals import Closed, Gamma, Load, Trace
 from tidemill.bench.measures import Slo
-from tidemill.bench.workload import Shape
+from tidemill.bench.traces import TraceFile, context_of
+from tidemill.bench.traces import read as read_trace
+from tidemill.bench.workload import Fixed, Shape, Workload
 
 FOLDER = Path(__file__).parent / "scenarios"
-_MAX_FILE = 64 << 20
-"""Bytes; a trace of a million requests fits."""
+_MAX_FILE = 1 << 20
 
+_TO_THE_END = 1e6
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 
@@ -51,12 +53,13 @@ class Starts(msgspec.Struct, frozen=True, tag="starts", tag_field="kind",
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """See above. The window lasts ``seconds``, and until ``requests`` have ended in a closed loop;
-    ``warmup`` seconds come before it. One request may take ``timeout`` seconds."""
+    ``warmup`` seconds come before it. One request may take ``timeout`` seconds. A trace that has
+    lengths needs no shapes."""
 
     name: str
     summary: str
-    load: Closed | Gamma | Trace | Starts
-    shapes: Annotated[tuple[Shape, ...], msgspec.Meta(min_length=1)]
+    load: Closed | Gamma | TraceFile | Starts
+    shapes: tuple[Shape, ...] = ()
     source: str = ""
     seconds: Seconds = 60.0
     requests: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
@@ -68,6 +71,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r}: small letters, digits and - only")
+        traced = isinstance(self.load, TraceFile)
+        if not self.shapes and not traced:
+            raise ValueError("shapes: there must be at least one")
         names = [shape.name for shape in self.shapes]
         if len(set(names)) < len(names):
             raise ValueError("two shapes have the same name")
@@ -75,6 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             talks = shape.system or shape.turns > 1 or shape.task is not None
             if self.api == "completions" and talks:
                 raise ValueError(f"shape {shape.name!r}: system, turns and task need api = 'chat'")
+            if traced and (shape.turns > 1 or shape.task is not None):
+                raise ValueError(f"shape {shape.name!r}: turns and task do not go with a trace")
 
     @property
     def checked(self) -> bool:
@@ -87,14 +95,67 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def context(self) -> int:
-        """Tokens that one sequence needs at most. A word can be more than one token, and a chat
-        template adds some."""
-        return round(max(shape.most for shape in self.shapes) * 1.25) + 256
+        """Tokens that one sequence of the shapes needs at most."""
+        return context_of(max((shape.most for shape in self.shapes), default=0))
 
     def scaled(self, factor: float) -> Scenario:
         """With prompts and answers so many times as long."""
         shapes = tuple(shape.scaled(factor) for shape in self.shapes)
-        return msgspec.structs.replace(self, shapes=shapes)
+        load = self.load
+        if isinstance(load, TraceFile):
+            load = msgspec.structs.replace(load, scale=load.scale * factor)
+        return msgspec.structs.replace(self, shapes=shapes, load=load)
+
+
+class Prepared(NamedTuple):
+    """What a scenario comes to: the file of a trace is read, and gives the ``load`` its times, the
+    ``workload`` its lengths, and ``scenario`` the seconds that it lasts. ``context``: tokens that
+    one sequence needs at most. ``notes``: what a reader of the figures must know."""
+
+    scenario: Scenario
+    load: Load | Starts
+    workload: Workload
+    context: int
+    notes: list[str]
+
+
+def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
+    """Raises TraceError or ScenarioError, and OSError if a trace cannot be read."""
+    load, shapes = scenario.load, scenario.shapes
+    if not isinstance(load, TraceFile):
+        return Prepared(scenario, load, Workload(shapes, seed), scenario.context, [])
+    found = read_trace(load)
+    context = scenario.context
+    if found.sizes:
+        shapes = (Shape("trace", Fixed(1), Fixed(1)),)  # all that is taken of it is its name
+        context = load.context or context_of(max(s.input + s.output for s in found.sizes))
+    elif not shapes:
+        raise ScenarioError(
+            f"{load.file} has no columns input_tokens and output_tokens, and {scenario.name} no "
+            "shapes: whose lengths are the requests to have?"
+        )
+    # To its end, if that comes first; and all of it counts, as it may begin with a burst.
+    seconds = min(scenario.seconds, found.seconds / load.speed)
+    scenario = msgspec.structs.replace(scenario, warmup=0.0, seconds=seconds)
+    workload = Workload(shapes, seed, found.sizes)
+    return Prepared(scenario, Trace(found.timestamps, load.speed), workload, context, found.notes)
+
+
+def replay(trace: TraceFile, scenario: Scenario | None) -> Scenario:
+    """A scenario with a trace in place of its load; without one, the trace from end to end. Raises
+    ScenarioError if they do not go together."""
+    if scenario is None:
+        stem = re.sub(r"[^a-z0-9]+", "-", Path(trace.file).stem.lower()).strip("-")
+        return Scenario(
+            name=stem[:64] or "trace", summary=f"replay of {trace.file}", load=trace,
+            source=trace.file, seconds=_TO_THE_END,
+        )  # fmt: skip
+    try:
+        if isinstance(scenario.load, Starts):
+            raise ValueError("it has no requests but the first")
+        return msgspec.structs.replace(scenario, load=trace)
+    except ValueError as error:
+        raise ScenarioError(f"{scenario.name} with a trace: {error}") from None
 
 
 def names() -> list[str]:
@@ -119,10 +180,14 @@ def read(path: Path) -> Scenario:
     with path.open("rb") as file:
         data = file.read(_MAX_FILE + 1)
     if len(data) > _MAX_FILE:
-        raise ScenarioError(f"{path} is larger than {_MAX_FILE >> 20} MiB")
+        raise ScenarioError(f"{path} is larger than a scenario can be")
     try:
-        return msgspec.convert(tomllib.loads(data.decode()), Scenario)
+        scenario = msgspec.convert(tomllib.loads(data.decode()), Scenario)
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+    if isinstance(scenario.load, TraceFile):  # which may lie beside it
+        load = msgspec.structs.replace(scenario.load, file=str(path.parent / scenario.load.file))
+        scenario = msgspec.structs.replace(scenario, load=load)
+    return scenario

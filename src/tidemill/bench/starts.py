@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 
 from tidemill.bench.client import Client, Endpoint, Reply
-from tidemill.bench.engines import MODEL_NAME, Engine, Launch, TargetError, started
+from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.stream import read
 from tidemill.bench.workload import Workload
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Seconds since the process was begun: its port answered, it was ready to be asked, the first
-    token of its first answer was there. ``second``: the time to the first token of a second
-    request, as a start leaves it. ``cached``: the share of the model's files, and of those that the
-    engine made of it, that was in the page cache when it began (an engine may read but some of
-    them); None where that cannot be told."""
+    """Seconds since the process was begun: its port answered, a file of the model was mapped
+    (``process.Phases``), it was ready to be asked, the first token of its first answer was there.
+    ``second``: the time to the first token of a second request, as a start leaves it. ``cached``:
+    the share of the model's files, and of those that the engine made of it, that was in the page
+    cache when it began (an engine may read but some of them); None where that cannot be told."""
 
     cold: bool
     cached: float | None
@@ -32,9 +32,10 @@ class Start(msgspec.Struct, frozen=True):
     ready: float
     first_token: float
     second: float
+    mapped: float | None = None
 
 
-PHASES = ("listening", "ready", "first_token", "second")
+PHASES = ("mapped", "listening", "ready", "first_token", "second")
 
 
 def measure_starts(
@@ -56,28 +57,33 @@ def measure_starts(
 
 
 def medians(starts: Sequence[Start], *, cold: bool) -> dict[str, float]:
-    """By phase, of the cold or of the warm ones; nothing if there are none."""
+    """By phase, of the cold or of the warm ones; phases that an engine does not have are left
+    out."""
     of_kind = [start for start in starts if start.cold == cold]
-    if not of_kind:
-        return {}
-    return {name: statistics.median(getattr(s, name) for s in of_kind) for name in PHASES}
+    values = {name: [getattr(start, name) for start in of_kind] for name in PHASES}
+    return {
+        name: statistics.median(of_phase)
+        for name, of_phase in values.items()
+        if of_phase and None not in of_phase
+    }
 
 
 def _start(
     engine: Engine, launch: Launch, workload: Workload, timeout: float, *, cold: bool
 ) -> Start:
-    files = [*_files(launch.model), *engine.caches(launch.model)]
+    files = [*_files(launch.model), *engine.files(launch)]
     if cold:
         for file in files:
             _evict(file)
     cached = _cached_share(files)
     with started(engine, launch) as process:
-        listening, ready = process.until_ready(timeout)
-        endpoint = Endpoint(process.url, MODEL_NAME)
+        phases = process.until_ready(timeout, files)
+        endpoint = Endpoint(process.url, engine.model_name(launch), extra=dict(engine.greedy))
         first, second = asyncio.run(_two_requests(endpoint, workload, timeout))
         return Start(
-            cold, cached, listening, ready, first[1] - process.began, second[1] - second[0]
-        )
+            cold, cached, phases.listening, phases.ready, first[1] - process.began,
+            second[1] - second[0], phases.mapped,
+        )  # fmt: skip
 
 
 async def _two_requests(

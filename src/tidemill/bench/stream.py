@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from tidemill.bench.client import Reply
+from tidemill.bench.workload import MAX_TOKENS
 
 
 class Answer(msgspec.Struct):
@@ -83,9 +84,12 @@ def read(reply: Reply) -> Answer:
     answer = Answer([])
     if reply.begun and reply.status != 200:
         answer.error, answer.detail = f"http_{reply.status}", _told(reply.body())
+        if reply.location:
+            answer.detail = f"it redirects to {printable(reply.location)}: give that address"
     elif reply.begun and "event-stream" not in reply.content_type and reply.failure is None:
         answer.error = "not_a_stream"
-        answer.detail = f"{reply.content_type or 'no content type'}: {_told(reply.body())}"
+        kind = printable(reply.content_type) or "no content type"
+        answer.detail = f"{kind}: {_told(reply.body())}"
     else:
         ended = _read_events(reply, answer)
         if answer.error is None and reply.failure is not None:
@@ -100,6 +104,7 @@ def read(reply: Reply) -> Answer:
 def _read_events(reply: Reply, answer: Answer) -> bool:
     """Whether the stream told that it was at its end."""
     ended = False
+    counted = 0  # pieces that had come when usage was told last
     texts, contents = [], []
     calls: dict[int, list[str]] = {}  # by index: the name, then pieces of the arguments
     for when, data in _events(reply):
@@ -109,16 +114,11 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
         try:
             chunk = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            answer.error, answer.detail = "not_json", f"{error}: {_told(data)}"
+            answer.error, answer.detail = "not_json", f"{printable(str(error))}: {_told(data)}"
             break
         if chunk.error is not None:
             answer.error, answer.detail = "in_stream", _told(data)
             break
-        if (usage := chunk.usage) is not None:
-            answer.prompt_tokens = usage.prompt_tokens
-            answer.output_tokens = usage.completion_tokens
-            if usage.prompt_tokens_details is not None:
-                answer.cached_tokens = usage.prompt_tokens_details.cached_tokens
         for choice in chunk.choices or ():
             ended = ended or choice.finish_reason is not None
             text = content = choice.text or ""
@@ -136,6 +136,14 @@ def _read_events(reply: Reply, answer: Answer) -> bool:
                 answer.times.append(when)
                 texts.append(text)
                 contents.append(content)
+        if (usage := chunk.usage) is not None:
+            answer.prompt_tokens = _count(usage.prompt_tokens)
+            answer.output_tokens = _count(usage.completion_tokens)
+            if usage.prompt_tokens_details is not None:
+                answer.cached_tokens = _count(usage.prompt_tokens_details.cached_tokens)
+            counted = len(answer.times)
+    if counted < len(answer.times) or not answer.output_tokens:
+        answer.output_tokens = None  # it was told before the end, or cannot be
     answer.text, answer.content = "".join(texts), "".join(contents)
     answer.calls = [(name, "".join(pieces)) for name, *pieces in calls.values()]
     return ended
@@ -161,6 +169,16 @@ def _events(reply: Reply) -> Iterator[tuple[float, bytes]]:
             data = []
 
 
+def _count(tokens: int | None) -> int | None:
+    """As the usage says, if it can be so many."""
+    return tokens if tokens is not None and 0 <= tokens <= MAX_TOKENS else None
+
+
+def printable(text: str) -> str:
+    """What an endpoint says, fit for a terminal: nothing in it moves a cursor or hides text."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def _told(body: bytes) -> str:
     """What an endpoint says of an error, short: the message where it is JSON as OpenAI's."""
     try:
@@ -168,7 +186,11 @@ def _told(body: bytes) -> str:
         error = said.get("error", said) if isinstance(said, dict) else said
         message = error.get("message") if isinstance(error, dict) else error
         if isinstance(message, str) and message:
-            return message[:300]
+            return _short(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    return " ".join(body[:1200].decode("utf-8", "replace").split())[:300]
+    return _short(body[:1200].decode("utf-8", "replace"))
+
+
+def _short(text: str) -> str:
+    return printable(" ".join(text[:1200].split()))[:300]

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
-import ssl
-import urllib.error
-import urllib.request
+import asyncio
+import http
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from tidemill.bench.client import Client, Endpoint
-from tidemill.bench.engines import BY_HAND, ENGINES, Engine, TargetError
-from tidemill.bench.stream import Answer, read
+from tidemill.bench.engines import ENGINES, Engine, TargetError
+from tidemill.bench.stream import Answer, printable, read
 from tidemill.bench.workload import Fixed, Prompt, Shape
 
 _LIST_SECONDS = 15.0
-_LIST_BYTES = 1 << 22
 
-GREEDY: dict[str, Any] = {"temperature": 0}
-FULL_LENGTH: dict[str, Any] = {"ignore_eos": True}
-"""What makes answers as long as they may be, with most engines that run on one's own hardware."""
+GREEDY, FULL_LENGTH = Engine.greedy, Engine.full_length
+"""What makes answers greedy, and as long as they may be, with most engines that run on one's own
+hardware: what a URL is asked with."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -41,14 +39,8 @@ def parse(text: str) -> Target:
         engine = ENGINES[name]
         model = model or engine.default_model or ""
         if not model:
-            raise TargetError(f"which model? Give it as {name}:FILE")
+            raise TargetError(f"which model? Give it as {name}:MODEL, {' or '.join(engine.takes)}")
         return Target(engine=engine, model=model)
-    if name in BY_HAND:
-        command, url = BY_HAND[name]
-        raise TargetError(
-            f"{name} is not started here: start it yourself (`{command}`), and give its address, "
-            f"such as --target {url}"
-        )
     raise TargetError(
         f"{text!r} is neither a URL, such as http://127.0.0.1:8000/v1, nor an engine that is "
         f"started here: {', '.join(ENGINES)}, with :MODEL behind it. Any other engine with an "
@@ -76,33 +68,34 @@ def shown(url: str) -> str:
 
 def served_models(url: str, api_key: str | None) -> list[str]:
     """The names that ``/v1/models`` lists. Raises TargetError."""
-    parts = urlsplit(url)
-    address = urlunsplit(
-        (parts.scheme, parts.netloc.rpartition("@")[2], f"{parts.path}/models", parts.query, "")
-    )
-    request = urllib.request.Request(address)
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    # As the load generator: no proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    where = f"{shown(url)}/models"
     try:
-        with opener.open(request, timeout=_LIST_SECONDS) as answer:
-            kind, data = answer.headers.get_content_type(), answer.read(_LIST_BYTES)
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise TargetError(f"{where} wants a key (HTTP {error.code}): give --api-key") from None
-        raise TargetError(f"{where} answers HTTP {error.code}: {_WHERE}") from None
-    except (TimeoutError, ssl.SSLError, http.client.HTTPException, OSError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
-            raise TargetError(f"{where} does not answer within {_LIST_SECONDS:g} s") from None
-        if isinstance(reason, http.client.HTTPException):
-            raise TargetError(f"{where} does not speak HTTP: {reason!r}") from None
-        raise TargetError(f"{where} cannot be reached: {reason}; does the server run?") from None
+        endpoint = Endpoint(url, "", api_key=api_key)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+    return asyncio.run(_served_models(endpoint))
+
+
+async def _served_models(endpoint: Endpoint) -> list[str]:
+    client = Client(endpoint, _LIST_SECONDS)
     try:
-        found = msgspec.json.decode(data, type=_Models)
+        reply = await client.models()
+    finally:
+        client.close()
+    where = f"{shown(endpoint.url)}/models"
+    if reply.failure is not None:
+        raise TargetError(f"{where}: {_MEANINGS[reply.failure]}: {reply.detail}")
+    if reply.status in (401, 403):
+        raise TargetError(f"{where} wants a key (HTTP {reply.status}): give --api-key")
+    if reply.location:
+        raise TargetError(
+            f"{where} redirects to {printable(reply.location)}: give the address that it points to"
+        )
+    if reply.status != http.HTTPStatus.OK:
+        raise TargetError(f"{where} answers HTTP {reply.status}: {_WHERE}")
+    try:
+        found = msgspec.json.decode(reply.body(), type=_Models)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
+        kind = printable(reply.content_type.partition(";")[0].strip()) or "no content type"
         what = "a web page" if kind == "text/html" else f"no list of models ({kind})"
         raise TargetError(f"{where} answers with {what}: {_WHERE}") from None
     return [model.id for model in found.data]
@@ -126,19 +119,30 @@ def choose_model(url: str, api_key: str | None) -> str:
     """The one that the endpoint serves. Raises TargetError if it is not one."""
     names = served_models(url, api_key)
     if len(names) != 1:
-        listed = ", ".join(names[:20]) or "none"
         raise TargetError(
-            f"{shown(url)} serves {len(names)} models, name one with --model: {listed}"
+            f"{shown(url)} serves {len(names)} models, name one with --model: {_listed(names)}"
+        )
+    if not names[0].isprintable():
+        raise TargetError(
+            f"{shown(url)} calls its model {_listed(names)}, which no terminal should show: name "
+            "it with --model"
         )
     return names[0]
 
 
-async def settle(endpoint: Endpoint, tenant: str, *, full_length: bool, timeout: float) -> Endpoint:
-    """How the endpoint can be asked: with as much of greedy sampling, answers of full length
-    (if wanted) and counts of tokens as it takes. Raises TargetError if it answers to nothing."""
+def _listed(names: list[str]) -> str:
+    return ", ".join(printable(name)[:200] for name in names[:20]) or "none"
+
+
+async def settle(
+    endpoint: Endpoint, tenant: str, *, full_length: Mapping[str, Any], timeout: float
+) -> Endpoint:
+    """How the endpoint can be asked: with as much of greedy sampling, the fields that make answers
+    of full length (if wanted) and counts of tokens as it takes. Raises TargetError if it answers to
+    nothing."""
     attempts = [endpoint]
     if full_length:
-        attempts.insert(0, _asking(endpoint, endpoint.extra | FULL_LENGTH))
+        attempts.insert(0, _asking(endpoint, endpoint.extra | dict(full_length)))
     attempts += [_asking(endpoint, {}), _asking(endpoint, {}, usage=False)]
     answer = Answer([])
     for attempt in attempts:
@@ -147,13 +151,12 @@ async def settle(endpoint: Endpoint, tenant: str, *, full_length: bool, timeout:
             return attempt
         if answer.error not in ("http_400", "http_422"):  # not about what was asked for
             break
-    raise TargetError(
-        f"{shown(endpoint.url)}, model {endpoint.model!r}: {_said(answer)}{_other(endpoint)}"
-    )
+    where = f"{shown(endpoint.url)}, model {printable(endpoint.model)!r}"
+    raise TargetError(f"{where}: {_said(answer)}{await _other(endpoint)}")
 
 
-def _asking(endpoint: Endpoint, extra: dict[str, Any], *, usage: bool = True) -> Endpoint:
-    return msgspec.structs.replace(endpoint, extra=extra, usage=usage)
+def _asking(endpoint: Endpoint, extra: Mapping[str, Any], *, usage: bool = True) -> Endpoint:
+    return msgspec.structs.replace(endpoint, extra=dict(extra), usage=usage)
 
 
 async def _try(endpoint: Endpoint, tenant: str, timeout: float) -> Answer:
@@ -166,22 +169,40 @@ async def _try(endpoint: Endpoint, tenant: str, timeout: float) -> Answer:
 
 
 def _said(answer: Answer) -> str:
-    said = {
-        "timeout": "it does not answer",
-        "not_a_stream": "it does not stream (is the address that of an OpenAI-compatible API?)",
-        "closed": "it breaks off",
-        "cut_off": "its stream ends without an end",
-        "connect": "it cannot be reached; does the server run?",
-    }
-    return f"{said.get(answer.error or '', answer.error)}: {answer.detail}"
+    kind = answer.error or ""
+    said = f"{_MEANINGS.get(kind, kind)}: {answer.detail}"
+    return f"{said} ({_ADVICE[kind]})" if kind in _ADVICE else said
 
 
-def _other(endpoint: Endpoint) -> str:
+_MEANINGS = {
+    "timeout": "it does not answer",
+    "not_a_stream": "it does not stream",
+    "not_json": "its stream is none of an OpenAI-compatible API",
+    "closed": "it breaks off",
+    "cut_off": "its stream ends without an end",
+    "connect": "it cannot be reached",
+    "exhausted": "this machine has no connection left for it",
+    "not_http": "it does not speak HTTP",
+    "too_large": "its answer does not end",
+}
+
+_ADVICE = {
+    "not_a_stream": "is the address that of an OpenAI-compatible API? It mostly ends in /v1",
+    "http_401": "give the right --api-key",
+    "http_403": "give the right --api-key",
+    "http_404": "is the address that of an OpenAI-compatible API, and the model one that it has?",
+    "http_429": "it limits how much may be asked: wait, or use a key without such a limit",
+    "http_500": "its log should say more",
+    "http_503": "is it still loading? Its log should say more",
+}
+
+
+async def _other(endpoint: Endpoint) -> str:
     """The models that it has, if this is not one of them."""
     try:
-        names = served_models(endpoint.url, endpoint.api_key)
+        names = await _served_models(endpoint)
     except TargetError:
         return ""
     if endpoint.model in names:
         return ""
-    return f" (it serves {', '.join(names[:20]) or 'no model'})"
+    return f" (it serves {_listed(names)})"

@@ -178,11 +178,38 @@ class Prompt(NamedTuple):
     drawn: Mapping[str, Value] | None = None
 
 
+class Size(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of one recorded request (``traces.py``): of its prompt, of which the first ``prefix``
+    are those of all requests of its ``group``, and of its answer."""
+
+    input: int
+    output: int
+    group: str = ""
+    prefix: int = 0
+
+
+class PromptSizes(NamedTuple):
+    """How long a prompt is, without its words. ``beginning`` names the ``prefix`` tokens that it
+    shares with others, if it does; ``words`` follow them, and then ``task``."""
+
+    shape: Shape
+    beginning: str
+    prefix: int
+    words: int
+    task: str
+    max_tokens: int
+
+
 class Workload(msgspec.Struct, frozen=True):
-    """A mix of shapes. The prompts of two seeds have nothing in common."""
+    """A mix of shapes. The prompts of two seeds have nothing in common.
+
+    If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request
+    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``).
+    """
 
     shapes: tuple[Shape, ...]
     seed: int = 0
+    recorded: tuple[Size, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.shapes:
@@ -190,14 +217,10 @@ class Workload(msgspec.Struct, frozen=True):
 
     def prompt(self, index: int, history: tuple[tuple[str, str], ...] = ()) -> Prompt:
         """The prompt of that number; with a history the one that follows it."""
-        rng = random.Random(f"{self.seed} {index}")
-        shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
-        prefix = ""
-        if shape.prefix:
-            which = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
-            prefix = _beginning(which, shape.prefix)
-        if history:
-            rng = random.Random(f"{self.seed} {index} {len(history)}")
+        if self.recorded:
+            return self._sized(index)
+        shape, beginning, rng = self._begin(index, len(history))
+        prefix = _beginning(beginning, shape.prefix) if beginning else ""
         parts = [prefix] if prefix and not shape.system and not history else []
         if shape.input is not None:
             parts.append(_words(rng, shape.input.draw(rng)))
@@ -209,6 +232,44 @@ class Workload(msgspec.Struct, frozen=True):
         system = prefix if shape.system else ""
         length = shape.output.draw(rng)
         return Prompt(shape, " ".join(parts), length, system, history, fields, drawn)
+
+    def sizes(self, index: int, turn: int = 0) -> PromptSizes:
+        """Of the prompt of that number; of its conversation's, the one after ``turn`` others."""
+        if self.recorded:
+            size, beginning = self._recorded(index)
+            words = size.input - size.prefix
+            return PromptSizes(self.shapes[0], beginning, size.prefix, words, "", size.output)
+        shape, beginning, rng = self._begin(index, turn)
+        words, task = 0, ""
+        if shape.input is not None:
+            words = shape.input.draw(rng)
+            _skip_words(rng, words)
+        if shape.task is not None:
+            task = shape.task.text(shape.task.draw(rng))
+        return PromptSizes(shape, beginning, shape.prefix, words, task, shape.output.draw(rng))
+
+    def _begin(self, index: int, turn: int) -> tuple[Shape, str, random.Random]:
+        """Of which shape it is, what names its beginning, and what the rest is drawn from."""
+        rng = random.Random(f"{self.seed} {index}")
+        shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
+        beginning = ""
+        if shape.prefix:
+            beginning = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
+        if turn:
+            rng = random.Random(f"{self.seed} {index} {turn}")
+        return shape, beginning, rng
+
+    def _recorded(self, index: int) -> tuple[Size, str]:
+        """Of a trace, with the name of what it begins with."""
+        size = self.recorded[max(0, index - 1)]
+        return size, f"{self.seed} {size.group}" if size.prefix else ""
+
+    def _sized(self, index: int) -> Prompt:
+        rng = random.Random(f"{self.seed} {index}")
+        size, beginning = self._recorded(index)
+        shared = _beginning(beginning, size.prefix) if beginning else ""
+        own = _words(rng, size.input - size.prefix)
+        return Prompt(self.shapes[0], f"{shared} {own}".strip(), size.output)
 
 
 # Making the words of a long beginning again for every request would hold up the load.
@@ -223,3 +284,8 @@ def _scaled(tokens: int, factor: float) -> int:
 
 def _words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
+
+
+def _skip_words(rng: random.Random, count: int) -> None:
+    """As if so many had been drawn: each takes a random number of two 32-bit words."""
+    rng.getrandbits(64 * count)

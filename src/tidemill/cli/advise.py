@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import read_text
+from tidemill.cli.blocks import echo_blocks, echo_json
+from tidemill.cli.options import price_option, read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tidemill.advise.advice import Advice
     from tidemill.advise.answers import Answers
+    from tidemill.advise.evidence import Evidence
+    from tidemill.advise.flips import Flips
+    from tidemill.advise.page import Report
+    from tidemill.advise.scores import Dimension
 
 
 @click.command()
@@ -29,8 +37,14 @@ if TYPE_CHECKING:
     help="How much performance, cost and ecosystem count. [default: performance=0.4,cost=0.3,"
     "ecosystem=0.3]",
 )  # fmt: skip
+@price_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--markdown", is_flag=True, help="The report as Markdown.")
+@click.option("--page", is_flag=True, help="Ask on a page in the browser, and answer there.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), metavar="N", default=0,
+    help="Of the page, on this machine alone. [default: any free one]",
+)  # fmt: skip
 @click.option(
     "--check-facts", is_flag=True,
     help="Show when the facts were looked up; exits with 1 if some are too old.",
@@ -44,8 +58,11 @@ def advise(
     write_answers: str | None,
     defaults: bool,
     weights: str | None,
+    prices: tuple[tuple[str, float], ...],
     as_json: bool,
     markdown: bool,
+    page: bool,
+    port: int,
     check_facts: bool,
     max_age: int | None,
 ) -> None:
@@ -57,6 +74,10 @@ def advise(
     """
     if as_json and markdown:
         raise click.UsageError("--json or --markdown, not both")
+    if page and (as_json or markdown or defaults or write_answers is not None or check_facts):
+        raise click.UsageError("--page takes --answers, --weights, --max-age and --port only")
+    if port and not page:
+        raise click.UsageError("--port is for --page")
     from tidemill.advise.facts import MAX_AGE, load_engines
 
     engines = load_engines()
@@ -71,6 +92,25 @@ def advise(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--weights") from None
     candidates = tuple(id for id, engine in engines.items() if "component" not in engine.classes)
+    from tidemill.advise import flips, report
+    from tidemill.advise.advice import advise as advise_on
+    from tidemill.advise.evidence import Evidence
+
+    def decided(answers: Answers, shares: Mapping[Dimension, float]) -> tuple[Advice, Flips]:
+        evidence = _evidence(dict(prices))
+        advice = advise_on(
+            answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
+        )
+        # A simulation for each of two hundred variations would cost minutes; the report says so.
+        varied = Evidence(measured=evidence.measured)
+        return advice, flips.find(answers, engines, varied, shares)
+
+    if page:
+        answers = _answers(answers_file, answers_file is None, candidates)
+        _serve(
+            answers, shares, candidates, lambda case, by: report.blocks(*decided(case, by)), port
+        )
+        return
     answers = _answers(answers_file, defaults, candidates)
     if write_answers is not None:
         from tidemill.advise.answers import write
@@ -79,20 +119,47 @@ def advise(
             click.echo(write(answers), nl=False)
             return
         Path(write_answers).write_text(write(answers), "utf-8")
-
-    from tidemill.advise import flips, report
-    from tidemill.advise.advice import advise as advise_on
-    from tidemill.advise.evidence import Evidence
-
-    evidence = Evidence()
-    advice = advise_on(
-        answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
-    )
-    found = flips.find(answers, engines, evidence, shares)
+    advice, found = decided(answers, shares)
     if as_json:
-        _echo_json(report.as_data(advice, found))
+        echo_json(report.as_data(advice, found))
     else:
-        _echo_blocks(report.blocks(advice, found), markdown=markdown)
+        echo_blocks(report.blocks(advice, found), markdown=markdown)
+
+
+def _evidence(prices: Mapping[str, float]) -> Evidence:
+    """What was measured here before, and what simulations say."""
+    from tidemill.advise.evidence import Evidence
+    from tidemill.bench.store import MissingDuckDB
+    from tidemill.cli.bench_results import open_store
+    from tidemill.cli.kept_results import KeptResults
+    from tidemill.cli.simulated_sizing import SimulatedSizing
+
+    try:
+        measured = KeptResults(open_store().results())
+    except MissingDuckDB as error:
+        click.echo(f"tidemill: results that were measured are not used: {error}", err=True)
+        measured = None
+    return Evidence(measured=measured, sizing=SimulatedSizing(prices))
+
+
+def _serve(
+    answers: Answers,
+    weights: Mapping[Dimension, float],
+    engines: tuple[str, ...],
+    report: Report,
+    port: int,
+) -> None:
+    from tidemill.advise.page import application, serve
+
+    def on_ready(url: str) -> None:
+        click.echo(f"tidemill: the interview is at {url} (Ctrl-C ends it)", err=True)
+
+    try:
+        serve(application(answers, weights, engines, report), port, on_ready)
+    except OSError as error:
+        raise click.ClickException(
+            f"port {port}: {error.strerror}; --port 0 takes any free one"
+        ) from None
 
 
 def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answers:
@@ -126,7 +193,7 @@ def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> 
         if engine.stale(today, limit)
     }  # fmt: skip
     if as_json:
-        _echo_json(
+        echo_json(
             {
                 "today": str(today),
                 "max_age": limit,
@@ -147,7 +214,7 @@ def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> 
             }
         )
     else:
-        _echo_blocks(report.facts_blocks(engines, today, limit), markdown=markdown)
+        echo_blocks(report.facts_blocks(engines, today, limit), markdown=markdown)
     if stale:
         raise SystemExit(1)
 
@@ -157,24 +224,6 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, bool)) else (
         list(value) if isinstance(value, tuple) else str(value)
     )  # fmt: skip
-
-
-def _echo_json(data: object) -> None:
-    import json
-
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def _echo_blocks(blocks: Any, *, markdown: bool) -> None:
-    import shutil
-
-    from tidemill.advise.document import as_markdown, as_text
-
-    if markdown:
-        click.echo(as_markdown(blocks), nl=False)
-        return
-    width = min(110, max(60, shutil.get_terminal_size((88, 24)).columns))
-    click.echo(as_text(blocks, width), nl=False)
 
 
 def _today() -> Any:

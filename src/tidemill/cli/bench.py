@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.bench_engines import engines
+from tidemill.cli.bench_report import report
+from tidemill.cli.bench_results import compare, results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
+from tidemill.cli.bench_search import curve, search
 from tidemill.cli.options import threads_option
 
 if TYPE_CHECKING:
@@ -43,7 +47,9 @@ def bench(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _command in (run, list_scenarios, show, selftest):
+for _command in (
+    run, search, curve, list_scenarios, show, engines, results, compare, report, rm, selftest,
+):  # fmt: skip
     bench.add_command(_command)
 
 

@@ -2,127 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Number, threads_option
+from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
+from tidemill.cli.options import Number
 
 if TYPE_CHECKING:
-    from tidemill.bench.measures import Slo
-    from tidemill.bench.result import Result, Settings
-    from tidemill.bench.run import Progress
+    from tidemill.bench.result import Result
     from tidemill.bench.scenario import Scenario
-    from tidemill.bench.targets import Target
+    from tidemill.bench.traces import TraceFile
 
-
-class Limits(click.ParamType["Slo"]):
-    """``ttft=0.5,tpot=0.05``: seconds."""
-
-    name = "NAME=SECONDS,..."
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slo:
-        from tidemill.bench.measures import Slo
-
-        if isinstance(value, Slo):
-            return value
-        limits: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in Slo.__struct_fields__ or name in limits:
-                    raise ValueError
-                limits[name] = float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
-                    param, ctx,
-                )  # fmt: skip
-        try:
-            return Slo(**limits)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-class TenantKey(click.ParamType[tuple[str, str]]):
-    name = "TENANT=KEY"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        if isinstance(value, tuple):
-            return value
-        tenant, equals, key = str(value).partition("=")
-        if not tenant or not equals or not key:
-            self.fail(f"{value!r} is not like TENANT=KEY", param, ctx)
-        return tenant, key
-
-
-_POSITIVE = Number(min=0, min_open=True, max=1e6)
+_TIME = Number(min=0, max=1e12)
 
 
 @click.command("run", short_help="Measure a server, or an engine that is started for it.")
+@measuring_options
 @click.option(
-    "--target", required=True, metavar="URL|ENGINE[:MODEL]",
-    help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL.",
-)  # fmt: skip
-@click.option(
-    "--scenario", "scenarios", required=True, multiple=True, metavar="NAME|FILE.toml|all",
+    "--scenario", "scenarios", multiple=True, metavar="NAME|FILE.toml|all",
     help="What is asked; see `tidemill bench list`. Repeatable.",
 )  # fmt: skip
-@click.option(
-    "--slo",
-    type=Limits(),
-    help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
-)
-@click.option(
-    "--json", "json_file", metavar="FILE",
-    help="Write results, settings and machine there too (-: to stdout, and no table).",
-)  # fmt: skip
-@click.option("--model", help="What an endpoint calls the model. [default: the only one it has]")
-@click.option("--seconds", "window", type=_POSITIVE, help="Of measuring. [default: the scenario's]")
-@click.option("--rate", type=_POSITIVE, help="Requests a second, in place of the scenario's load.")
+@click.option("--seconds", "window", type=POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
 )  # fmt: skip
 @click.option(
-    "--scale", type=Number(min=0.001, max=1000), default=1.0, show_default=True,
-    help="Factor of the lengths of prompts and answers.",
+    "--trace", metavar="FILE.csv",
+    help="Requests as they once came (Azure's and BurstGPT's columns too), in place of the "
+    "scenario's load and lengths.",
 )  # fmt: skip
+@click.option("--speed", type=POSITIVE, help="How many times as fast a trace comes.")
+@click.option("--limit", type=click.IntRange(1), help="Requests of a trace, at most.")
+@click.option("--from", "start", type=_TIME, help="Second of a trace from which on it is replayed.")
+@click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts."
-)
-@click.option("--timeout", type=_POSITIVE, help="Seconds for a request. [default: the scenario's]")
-@click.option(
-    "--api-key", envvar="TIDEMILL_BENCH_KEY", metavar="KEY", help="Of an endpoint that wants one."
-)
-@click.option(
-    "--tenant-key", "tenant_keys", type=TenantKey(), multiple=True,
-    help="The key of one of a scenario's tenants; repeatable.",
+    "--context", type=click.IntRange(513, 2_000_000), metavar="TOKENS",
+    help="What the model holds: longer requests of a trace are shortened to that.",
 )  # fmt: skip
-@threads_option
-@click.option("--binary", metavar="FILE", help="The llama-server to start, if not that on PATH.")
-@click.option("--engine-args", default="", metavar="TEXT", help="More arguments for the engine.")
 def run(
-    target: str,
+    asked: Asked,
     scenarios: tuple[str, ...],
-    slo: Slo | None,
-    json_file: str | None,
-    model: str | None,
     window: float | None,
     rate: float | None,
     concurrency: int | None,
-    scale: float,
-    seed: int,
-    timeout: float | None,
-    api_key: str | None,
-    tenant_keys: tuple[tuple[str, str], ...],
-    threads: int | None,
-    binary: str | None,
-    engine_args: str,
+    trace: str | None,
+    **part: float | None,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -130,42 +57,53 @@ def run(
     comes from a process of its own. With several scenarios, one that cannot be run does not
     keep the others from it.
     """
-    if rate is not None and concurrency is not None:
-        raise click.UsageError("--rate or --concurrency, not both")
-    import shlex
-
     from tidemill.bench import scenario as known
-    from tidemill.bench import targets
-    from tidemill.bench.result import Settings
-    from tidemill.hardware import usable_cores
 
-    names = [name for given in scenarios for name in (known.names() if given == "all" else [given])]
-    chosen = [
-        _changed(known.load(name), window, rate, concurrency, scale, timeout)
-        for name in dict.fromkeys(names)
+    if sum(given is not None for given in (rate, concurrency, trace)) > 1:
+        raise click.UsageError("--rate, --concurrency or --trace: only one of them")
+    if trace is None and (odd := [name for name, value in part.items() if value is not None]):
+        names = {"start": "from", "end": "to"}
+        raise click.UsageError(f"--{names.get(odd[0], odd[0])} is for a --trace")
+    if not scenarios and trace is None:
+        raise click.UsageError("what is asked? Give a --scenario, or a --trace")
+    recorded = None if trace is None else _trace(trace, part)
+    chosen: list[Scenario | None] = [
+        known.load(one)
+        for one in dict.fromkeys(
+            one for given in scenarios for one in (known.names() if given == "all" else [given])
+        )
     ]
+    _measure_all(
+        [
+            asked.changed(_loaded(scenario, window, rate, concurrency, recorded))
+            for scenario in chosen or [None]
+        ],
+        asked,
+    )
+
+
+def _trace(file: str, part: dict[str, Any]) -> TraceFile:
+    from tidemill.bench.traces import TraceFile
+
     try:
-        arguments = tuple(shlex.split(engine_args))
+        return TraceFile(file, **{k: v for k, v in part.items() if v is not None})
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--engine-args") from None
-    settings = Settings(
-        slo=slo, seed=seed, api_key=api_key, keys=dict(tenant_keys),
-        threads=threads or usable_cores(), binary=binary, arguments=arguments,
-    )  # fmt: skip
-    who, settings = _whom(targets.parse(target), model, settings)
-    _measure_all(chosen, who, settings, json_file)
+        raise click.UsageError(str(error)) from None
 
 
-def _changed(
-    scenario: Scenario, window: float | None, rate: float | None, concurrency: int | None,
-    scale: float, timeout: float | None,
+def _loaded(
+    scenario: Scenario | None, window: float | None, rate: float | None, concurrency: int | None,
+    trace: TraceFile | None,
 ) -> Scenario:  # fmt: skip
-    """A scenario with what options say otherwise."""
+    """A scenario with what options say otherwise of its load."""
     import msgspec
 
     from tidemill.bench.arrivals import Closed, Gamma
-    from tidemill.bench.scenario import Starts
+    from tidemill.bench.scenario import Starts, replay
 
+    if trace is not None:
+        scenario = replay(trace, scenario)
+    assert scenario is not None
     changes: dict[str, Any] = {}
     if not isinstance(scenario.load, Starts):
         if rate is not None:
@@ -175,90 +113,48 @@ def _changed(
             changes["load"] = Closed(concurrency)
         if window is not None:
             changes["seconds"] = window
-    if timeout is not None:
-        changes["timeout"] = timeout
-    return msgspec.structs.replace(scenario if scale == 1 else scenario.scaled(scale), **changes)
+    return msgspec.structs.replace(scenario, **changes)
 
 
-def _whom(target: Target, model: str | None, settings: Settings) -> tuple[Target, Settings]:
-    """With the model that an engine is to be started with at hand."""
-    import msgspec
-
-    if target.engine is None:
-        if settings.binary is not None or settings.arguments:
-            raise click.UsageError("--binary and --engine-args are for engines, not for a URL")
-        return msgspec.structs.replace(target, model=model), settings
-    if model is not None:
-        raise click.UsageError(f"give the model as --target {target.engine.name}:MODEL")
-    if settings.api_key is not None or settings.keys:
-        raise click.UsageError("keys are for a URL; an engine gets its own")
-    target.engine.version(settings.binary)  # is it there at all?
-
-    from tidemill.cli.progress import DownloadProgress
-    from tidemill.store import resolve
-
-    progress = DownloadProgress()
-    try:
-        path = resolve(target.model or "", progress=progress)
-    finally:
-        progress.close()
-    return target, msgspec.structs.replace(settings, path=path)
-
-
-def _measure_all(
-    scenarios: list[Scenario], target: Target, settings: Settings, json_file: str | None
-) -> None:
+def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
     from tidemill.bench.engines import TargetError
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
+    from tidemill.bench.scenario import ScenarioError
+    from tidemill.bench.traces import TraceError
+    from tidemill.cli.bench_progress import BenchProgress
 
-    if json_file is not None and json_file != "-":
-        with open(json_file, "ab"):  # can it be written? Better known now than in an hour
-            pass
+    target, settings = asked.whom()
+    asked.check_json()
+    keeper = asked.keeper()
     results: list[Result] = []
-    failures = 0
+    failed: list[str] = []
     for scenario in scenarios:
         try:
-            with _progress(scenario.name) as (say, on_progress):
-                result = measure(scenario, target, settings, say=say, on_progress=on_progress)
-        except TargetError as error:
+            with BenchProgress(scenario.name) as progress:
+                result, recording = measure(
+                    scenario, target, settings, say=progress.step, on_progress=progress.run
+                )
+        except (TargetError, ScenarioError, TraceError) as error:
             if len(scenarios) == 1:
                 raise
-            failures += 1
+            failed.append(scenario.name)
             click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
             continue
+        if keeper is not None:
+            keeper.keep(result, recording)
         results.append(result)
-        if json_file != "-":
+        if result.summary is not None and not result.summary.good:
+            failed.append(scenario.name)
+        if asked.prints:
             click.echo(text(result) + "\n" * (len(scenarios) > 1))
-        if json_file is not None and json_file != "-":
-            with open(json_file, "wb") as file:
-                file.write(_as_json(results))
-    if json_file == "-":
-        click.echo(_as_json(results).decode(), nl=False)
-    if failures:
-        raise click.ClickException(f"{failures} of {len(scenarios)} scenarios were not measured")
-
-
-def _as_json(results: list[Result]) -> bytes:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode({"results": results}), indent=2) + b"\n"
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[tuple[Callable[[str], None], Callable[[Progress], None]]]:
-    """How far a scenario is, in a line of the terminal that is rewritten."""
-    from tidemill.cli.progress import status_line
-
-    def on_progress(progress: Progress) -> None:
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        rewrite(
-            f"{name}: {progress.phase}, {progress.seconds:.0f} s: {progress.ended} answers"
-            f"{failed}, {progress.sent - progress.ended} in flight"
+            asked.write_json({"results": results})
+    if not asked.prints:
+        asked.write_json({"results": results})
+    if failed:
+        raise click.ClickException(
+            f"{len(failed)} of {len(scenarios)} scenarios were not measured: {', '.join(failed)}"
         )
-
-    with status_line() as rewrite:
-        yield lambda words: rewrite(f"{name}: {words}"), on_progress
 
 
 @click.command("list")
@@ -273,15 +169,24 @@ def list_scenarios() -> None:
 
 
 @click.command("show")
-@click.argument("name", metavar="NAME|FILE.toml")
+@click.argument("name", metavar="NAME|FILE.toml|ID")
 @click.option("--toml", is_flag=True, help="The file itself, to make one of your own from.")
-def show(name: str, toml: bool) -> None:
-    """Show what a scenario asks, how fast, and what counts as good."""
+@click.option(
+    "--definitions", "by_definitions", is_flag=True,
+    help="A result's figures as vLLM, AIPerf and GuideLLM would give them.",
+)  # fmt: skip
+def show(name: str, toml: bool, by_definitions: bool) -> None:
+    """Show what a scenario asks, how fast, and what counts as good; or a result that was kept."""
     from pathlib import Path
 
     from tidemill.bench import scenario as known
     from tidemill.bench.report import describe
 
+    if by_definitions or not (toml or name.endswith(".toml") or name in known.names()):
+        from tidemill.cli.bench_results import show_result
+
+        show_result(name, by_definitions)
+        return
     found = known.load(name)
     if toml:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"

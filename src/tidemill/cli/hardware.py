@@ -26,11 +26,17 @@ _UNITS = {
 
 @click.command(short_help="Show what is known of GPUs, boards and CPUs, with sources.")
 @click.argument("name", required=False)
-def hardware(name: str | None) -> None:
+@click.option("--toml", is_flag=True, help="NAME's file itself, to make one of your own from.")
+def hardware(name: str | None, toml: bool) -> None:
     """List the hardware that can be simulated and sized without having it, or show the figures of
     NAME (one of them, or a file NAME.toml of your own) with their sources."""
-    from tidemill.simulate.profiles import hardware_names, load_hardware
+    from tidemill.simulate.profiles import hardware_names, load_hardware, profile_text
 
+    if toml:
+        if name is None:
+            raise click.UsageError("--toml is for one NAME")
+        click.echo(profile_text(name), nl=False)
+        return
     if name is not None:
         click.echo(describe(load_hardware(name)))
         return

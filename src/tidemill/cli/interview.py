@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tidemill.advise.answers import AnswerError, Answers, accept, from_values
+from tidemill.advise.answers import AnswerError, Answers, accept, from_values, understand
 from tidemill.advise.flips import show
 from tidemill.advise.questions import QUESTIONS, SECTIONS, Question
 
@@ -52,8 +52,7 @@ class Interview:
                 return from_values(self.values, self.engines)
             except AnswerError as error:
                 _say(f"\nThese answers cannot both be: {error}")
-                named = [q for q in QUESTIONS if q.key in str(error)]
-                for question in named or QUESTIONS:
+                for question in error.questions or QUESTIONS:
                     while not self._ask(question):
                         pass
 
@@ -86,34 +85,6 @@ class Interview:
                 _say(f"{error}")
                 continue
             return True
-
-
-def understand(question: Question, line: str) -> Any:
-    """What was typed, in the question's type, for ``accept`` to check; None: not given."""
-    choices = list(question.choices or ())
-
-    def chosen(word: str) -> str:
-        number = int(word) if word.isascii() and word.isdigit() else 0
-        return choices[number - 1] if 1 <= number <= len(choices) else word
-
-    match question.kind:
-        case "yes-no":
-            words = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
-            if line.lower() not in words:
-                raise AnswerError(f"{question.key}: {line!r} is neither yes nor no")
-            return words[line.lower()]
-        case "choice":
-            return chosen(line)
-        case "choices":
-            return [] if line == "-" else [chosen(word) for word in line.replace(",", " ").split()]
-        case "whole" | "number":
-            if line == "-" and question.default is None:
-                return None
-            try:
-                return int(line) if question.kind == "whole" else float(line)
-            except ValueError:
-                raise AnswerError(f"{question.key}: {line!r} is not a number") from None
-    return line
 
 
 def _matters(question: Question, values: dict[str, Any]) -> bool:

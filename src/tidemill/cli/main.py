@@ -47,6 +47,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "tidemill.cli.hardware:hardware",
         "Show what is known of GPUs, boards and CPUs, with sources.",
     ),
+    "simulate": ("tidemill.cli.simulate:simulate", "Predict what a deployment would do."),
+    "size": ("tidemill.cli.size:size", "Find the cheapest deployment for a load and limits."),
     "advise": ("tidemill.cli.advise:advise", "Recommend an engine for a case, with reasons."),
     "serve": ("tidemill.cli.serve:serve", "Serve models over HTTP, with the OpenAI API."),
     "key": ("tidemill.cli.keys:key", "Make, show and change API keys for the server."),
@@ -227,6 +229,10 @@ def describe(error: Exception) -> str:
 
 
 def complain(message: str, hint: str | None = None) -> None:
+    # It may quote a server or a file, which must not move the terminal's cursor.
+    message = "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message
+    )
     with contextlib.suppress(OSError):  # stderr may be full or gone; the exit code still tells
         print(f"tidemill: error: {message}", file=sys.stderr)
         if hint:

@@ -46,6 +46,26 @@ class Text(click.ParamType[str]):
         return str(value)
 
 
+class Price(click.ParamType[tuple[str, float]]):
+    """``h100-sxm=2.5/h``: of a device for an hour, in any currency."""
+
+    name = "NAME=X/h"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, number = str(value).partition("=")
+        try:
+            price = float(number.removesuffix("/h"))
+            if not (name and equals and 0 < price < 1e9):
+                raise ValueError
+        except ValueError:
+            self.fail(f"{value!r} is not like h100-sxm=2.5/h", param, ctx)
+        return name, price
+
+
 def read_text(source: TextIO, what: str) -> str:
     """All of ``source``, bounded. Raises ClickException if it is longer."""
     text = source.read(MAX_TEXT + 1)
@@ -98,6 +118,12 @@ threads_option = click.option(
     show_envvar=True,
     help="Compute threads. [default: the cores that this process may use]",
 )
+
+
+price_option = click.option(
+    "--price", "prices", type=Price(), multiple=True,
+    help="Of a device for an hour, in any currency; repeatable. [default: the profile's, if any]",
+)  # fmt: skip
 
 
 def engine_options(command: Command) -> Command:

@@ -23,12 +23,12 @@ _STAGES: dict[Stage, str] = {
 _BAR = 20
 
 
-def _is_drawn() -> bool:
+def is_drawn() -> bool:
     """Whether stderr is a terminal on which a line can be rewritten."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _rewrite_line(text: str = "") -> None:
+def rewrite_line(text: str = "") -> None:
     """Replace the terminal's line; a longer text is cut, as a wrapped line cannot be rewritten."""
     import shutil
 
@@ -41,7 +41,7 @@ class DownloadProgress:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
-        self._draws = _is_drawn()
+        self._draws = is_drawn()
         self._current: tuple[str, str] | None = None
         self._tenth = 0
         self._bar: Any = None
@@ -101,7 +101,7 @@ class LoadProgress:
     def __init__(self, model: str, *, quiet: bool = False) -> None:
         self._name = model.rstrip("/").rpartition("/")[2]
         self._shown = ""
-        self._draws = _is_drawn() and not quiet
+        self._draws = is_drawn() and not quiet
         self._download = DownloadProgress(quiet=quiet)
 
     def on_download(self, event: ProgressEvent) -> None:
@@ -117,7 +117,7 @@ class LoadProgress:
             line = f"{self._name} [{'=' * filled}{' ' * (_BAR - filled)}] {_STAGES[stage]}"
         if line != self._shown:
             self._shown = line
-            _rewrite_line(line)
+            rewrite_line(line)
 
     def __enter__(self) -> LoadProgress:
         return self
@@ -130,16 +130,16 @@ class LoadProgress:
     ) -> None:
         self._download.close()
         if self._draws:
-            _rewrite_line()
+            rewrite_line()
 
 
 @contextmanager
 def status_line(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A function that rewrites one line of a terminal; it is cleared at the end."""
-    if quiet or not _is_drawn():
+    if quiet or not is_drawn():
         yield lambda _: None
         return
     try:
-        yield _rewrite_line
+        yield rewrite_line
     finally:
-        _rewrite_line()
+        rewrite_line()

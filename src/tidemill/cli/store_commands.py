@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.table import table
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -130,7 +132,7 @@ def list_models(as_json: bool) -> None:
         )
         for entry in available
     ]
-    _print_table(("NAME", "SIZE", "PACKED", "LICENCE", "WHERE"), rows)
+    click.echo(table(("NAME", "SIZE", "PACKED", "LICENCE", "WHERE"), rows))
 
 
 @click.command()
@@ -206,11 +208,3 @@ def _print_json(value: Any) -> None:
     import json
 
     click.echo(json.dumps(value, indent=2))
-
-
-def _print_table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Columns as wide as they need to be; the last one is free."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        click.echo("  ".join([*cells, row[-1]]))

@@ -39,20 +39,21 @@ class KVBlocks:
             raise ValueError("the KV cache needs at least one block of at least one token")
         self.n_blocks = n_blocks
         self.block_size = block_size
-        self._references = [0] * n_blocks
-        self._free = list(range(n_blocks - 1, -1, -1))
-        self._hashes: list[bytes | None] = [None] * n_blocks
+        # Of blocks that were ever allocated; the others are free, and come after those in _free.
+        self._references: list[int] = []
+        self._hashes: list[bytes | None] = []
+        self._free: list[int] = []
         self._by_hash: dict[bytes, int] = {}
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently used first
 
     @property
     def available(self) -> int:
         """Blocks that can be allocated now: free ones, and cached ones that may be evicted."""
-        return len(self._free) + len(self._cached)
+        return self.free + len(self._cached)
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.n_blocks - len(self._references)
 
     @property
     def cached(self) -> int:
@@ -62,6 +63,9 @@ class KVBlocks:
         """A block of unknown content, evicting the least recently used if need be."""
         if self._free:
             block = self._free.pop()
+        elif (block := len(self._references)) < self.n_blocks:
+            self._references.append(0)
+            self._hashes.append(None)
         else:
             block, _ = self._cached.popitem(last=False)
             name = self._hashes[block]
@@ -120,7 +124,7 @@ class KVBlocks:
     def check(self, owned: Iterable[Sequence[int]] = ()) -> None:
         """Raise AssertionError unless every block is in exactly one state and ``owned`` (the
         block lists of all owners) are just the references that are held. For tests."""
-        counts = [0] * self.n_blocks
+        counts = [0] * len(self._references)
         for blocks in owned:
             for block in blocks:
                 counts[block] += 1
@@ -128,7 +132,8 @@ class KVBlocks:
         free, cached = set(self._free), set(self._cached)
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & cached, "a block is free and cached"
-        for block in range(self.n_blocks):
+        assert len(counts) <= self.n_blocks, "there are more blocks than memory for them"
+        for block in range(len(counts)):
             unowned = block in free or block in cached
             assert unowned == (self._references[block] == 0), f"block {block} is lost or owned"
             name = self._hashes[block]

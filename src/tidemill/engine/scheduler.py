@@ -35,7 +35,7 @@ from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.kv_tier import TieredKV
 from tidemill.engine.sequence import Sequence
 from tidemill.engine.step_time import StepTimeModel, Work
-from tidemill.engine.table import SequenceTable, Span
+from tidemill.engine.table import Slots, Span
 from tidemill.records import dataclass
 
 _ORDER = attrgetter("order")
@@ -68,7 +68,7 @@ class Scheduler:
     """Owns the order of sequences, their slots and their blocks; knows nothing of tokens."""
 
     def __init__(
-        self, kv: KVBlocks, table: SequenceTable, *, max_batch_tokens: int,
+        self, kv: KVBlocks, table: Slots, *, max_batch_tokens: int,
         max_prefill_tokens: int, max_logit_rows: int, max_preemptions: int,
         prefix_caching: bool, model_id: str, step_time: StepTimeModel,
         target_itl: float | None = None, window: int | None = None,

@@ -47,8 +47,31 @@ class Span:
         self.drafts = ()
 
 
-class SequenceTable:
-    """The rows ("slots") of up to ``n_slots`` running sequences.
+class Slots:
+    """The rows ("slots") of up to ``n_slots`` running sequences: who has which."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self._free = list(range(n_slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        return len(self._free)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Give ``sequence``, with the blocks that it has, a row."""
+        sequence.slot = self._free.pop()
+
+    def leave(self, sequence: Sequence) -> None:
+        self._free.append(sequence.slot)
+        sequence.slot = -1
+
+    def add_block(self, sequence: Sequence, block: int) -> None:
+        sequence.blocks.append(block)
+
+
+class SequenceTable(Slots):
+    """The slots with what a batch is made of.
 
     history: int32 (n_slots, max_context), the tokens. blocks: int32 (n_slots, blocks of a whole
     context), the block tables. rows: ROW_DTYPE (n_slots,), the sampling parameters.
@@ -57,11 +80,10 @@ class SequenceTable:
     def __init__(
         self, n_slots: int, max_context: int, block_size: int, max_batch_tokens: int
     ) -> None:
-        self.n_slots = n_slots
+        super().__init__(n_slots)
         self.history = np.zeros((n_slots, max_context), np.int32)
         self.blocks = np.full((n_slots, -(-max_context // block_size)), -1, np.int32)
         self.rows = np.zeros(n_slots, ROW_DTYPE)
-        self._free = list(range(n_slots - 1, -1, -1))
         self.context = 0
         """How many tokens those of the last batch attend to, added up."""
         # Of the batch, which is written in place: each step's begins where the last one's did.
@@ -84,26 +106,20 @@ class SequenceTable:
         """``rows`` as the native code wants them."""
         return self.rows.view(np.uint8).reshape(self.n_slots, -1)
 
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
-
     def enter(self, sequence: Sequence) -> None:
-        """Give ``sequence``, with the blocks that it has, a row."""
-        slot = self._free.pop()
-        sequence.slot = slot
+        super().enter(sequence)
+        slot = sequence.slot
         self.history[slot, : len(sequence.tokens)] = sequence.tokens
         self.blocks[slot, : len(sequence.blocks)] = sequence.blocks
         fill_row(self.rows, slot, sequence)
 
     def leave(self, sequence: Sequence) -> None:
         self.blocks[sequence.slot, : len(sequence.blocks)] = -1
-        self._free.append(sequence.slot)
-        sequence.slot = -1
+        super().leave(sequence)
 
     def add_block(self, sequence: Sequence, block: int) -> None:
         self.blocks[sequence.slot, len(sequence.blocks)] = block
-        sequence.blocks.append(block)
+        super().add_block(sequence, block)
 
     def append(self, sequence: Sequence, token: int) -> None:
         """Add a token to a running sequence."""

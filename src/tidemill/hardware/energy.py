@@ -77,16 +77,19 @@ class Power(Meter):
 
 
 class EnergyMeters:
-    """The meters of this machine. ``unreadable``: there is one, but this user may not read it."""
+    """The meters of this machine, all of one ``kind`` (empty: there are none). ``unreadable``:
+    there is one, but this user may not read it."""
 
     def __init__(self, root: Path = ROOT, clock: Callable[[], float] = time.monotonic) -> None:
         sys = root / "sys"
         self.unreadable: list[Path] = []
         self.meters: list[Meter] = []
+        self.kind = ""
         self._clock = clock
-        for find in (_rapl, _hwmon_energy, _ina, _batteries):
+        for kind, find in _KINDS.items():
             self.meters = list(find(sys, self.unreadable))
             if self.meters:
+                self.kind = kind
                 break
         self.read()
 
@@ -200,3 +203,8 @@ def _discharge(supply: Path) -> Callable[[], float | None]:
 
 def _scaled(millionths: int | None) -> float | None:
     return None if millionths is None else millionths / 1e6
+
+
+_KINDS: dict[str, Callable[[Path, list[Path]], Iterator[Meter]]] = {
+    "RAPL": _rapl, "hwmon": _hwmon_energy, "INA sensors": _ina, "battery": _batteries,
+}  # fmt: skip

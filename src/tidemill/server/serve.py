@@ -52,6 +52,9 @@ def listen(config: ServerConfig) -> socket.socket:
             f"cannot listen on {config.host} port {config.port}: {error.strerror}"
         ) from None
     found.setblocking(False)
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, as those of
+    # create_server do not, and then a stream's first tokens wait for a client's delayed ACK: 40 ms.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
 
 

@@ -198,6 +198,7 @@ class _Costs:
             _table(rows, self.head),
             per_prompt_context=computing / _ATTENTION_CONTEXT,
             per_decode_context=max(computing, reading) / _ATTENTION_CONTEXT,
+            per_prompt_read=reading / _ATTENTION_CONTEXT,
             origin="data sheet",
             source=self.source,
             band=self.kind.band.value,

@@ -92,12 +92,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fit: knots [n, seconds] of both curves, from 0 on, seconds per token attended to."""
+    """The fit: knots [n, seconds] of both curves, from 0 on, and attention (``FittedCosts``)."""
 
     tokens: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
     rows: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
     per_prompt_context: Seconds
     per_decode_context: Seconds
+    per_prompt_read: Seconds
 
     @classmethod
     def of(cls, fitted: FittedCosts) -> Costs:
@@ -106,12 +107,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             rows=list(fitted.rows.items()),
             per_prompt_context=fitted.per_prompt_context,
             per_decode_context=fitted.per_decode_context,
-        )
-
-    @property
-    def fitted(self) -> FittedCosts:
-        return FittedCosts(
-            dict(self.tokens), dict(self.rows), self.per_prompt_context, self.per_decode_context
+            per_prompt_read=fitted.per_prompt_read,
         )
 
     def __post_init__(self) -> None:
@@ -311,6 +307,7 @@ def table_of(fit: Fit, engine: EngineLimits, served: Served | None, source: str)
         [seconds + per_token * n for n, seconds in enumerate(rows)],
         fit.costs.per_prompt_context,
         fit.costs.per_decode_context,
+        fit.costs.per_prompt_read,
         origin="measured",
         source=source,
         band=fit.error.p95,

@@ -26,7 +26,7 @@ from tidemill.simulate.base import StepWork
 
 _ITERATIONS = 1000
 _TOLERANCE = 1e-12
-_SMOOTH = 0.1  # how much a bend of the size of a step counts, against a step that is off by that
+_SMOOTH = 0.5  # how much a bend of the size of a step counts, against a step that is off by that
 HELD_OUT = 0.25
 
 
@@ -40,12 +40,14 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class FittedCosts:
-    """Seconds at the knots of both curves, each with one at 0, and for each token attended to."""
+    """Seconds at the knots of both curves, each with one at 0, for each token attended to, and for
+    each of the mean context of a prompt's tokens (``StepTable`` says why)."""
 
     tokens: dict[int, float]
     rows: dict[int, float]
     per_prompt_context: float
     per_decode_context: float
+    per_prompt_read: float
 
     def seconds(self, work: StepWork) -> float:
         return (
@@ -53,6 +55,7 @@ class FittedCosts:
             + _at(self.rows, work.rows)
             + self.per_prompt_context * work.prompt_context
             + self.per_decode_context * work.decode_context
+            + self.per_prompt_read * work.prompt_context / max(1, work.prompt_tokens)
         )
 
 
@@ -98,12 +101,13 @@ def fit(observations: Sequence[Observation]) -> FittedCosts:
     few_rows = [o for o in observations if o.work.rows <= 1] or observations
     token_knots = _knots([_tokens(o.work) for o in few_rows])
     row_knots = [0, *_knots([_rows(o.work) for o in observations if o.work.rows])]
-    columns = len(token_knots) + len(row_knots) + 1
+    columns = len(token_knots) + len(row_knots) + 2
     matrix = np.zeros((len(observations), columns))
     for i, o in enumerate(observations):
         n, rows = _tokens(o.work), _rows(o.work)
-        base = [1.0, *_ramps(token_knots, n)]
-        matrix[i] = [*base, *_ramps(row_knots, rows), o.work.prompt_context, o.work.decode_context]
+        mean = o.work.prompt_context / max(1, o.work.prompt_tokens)
+        contexts = [o.work.prompt_context, o.work.decode_context, mean]
+        matrix[i] = [1.0, *_ramps(token_knots, n), *_ramps(row_knots, rows), *contexts]
         matrix[i] /= o.seconds
     target = np.ones(len(observations))
     bends = [
@@ -120,7 +124,7 @@ def fit(observations: Sequence[Observation]) -> FittedCosts:
     n_tokens = len(token_knots)
     tokens = _curve(token_knots, solution[0], solution[1:n_tokens])
     rows_curve = _curve(row_knots, 0.0, solution[n_tokens : n_tokens + len(row_knots) - 1])
-    return FittedCosts({0: 0.0, **tokens}, rows_curve, float(solution[-2]), float(solution[-1]))
+    return FittedCosts({0: 0.0, **tokens}, rows_curve, *map(float, solution[-3:]))
 
 
 def error(costs: FittedCosts, observations: Sequence[Observation]) -> Error:
@@ -155,10 +159,10 @@ def _decode_context(work: StepWork) -> int:
 
 
 def _knots(values: Sequence[int]) -> list[int]:
-    """The values that are at least a fifth apart: between nearer ones noise would be fitted."""
+    """The values that are at least two fifths apart: between nearer ones noise would be fitted."""
     knots: list[int] = []
     for value in sorted(set(values)):
-        if not knots or value >= 1.2 * knots[-1]:
+        if not knots or value >= 1.4 * knots[-1]:
             knots.append(value)
     last = max(values)
     if knots[-1] != last:

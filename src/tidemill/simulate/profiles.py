@@ -167,15 +167,25 @@ def hardware_names() -> list[str]:
 
 def load_hardware(name: str) -> Hardware:
     """A profile by its name, or from a file of one's own (``mine.toml``). Raises HardwareError."""
+    path = _path(name)
+    return _checked(_read(path, Hardware), path)
+
+
+def profile_text(name: str) -> str:
+    """The file itself of a profile that is sound. Raises HardwareError."""
+    load_hardware(name)
+    return _path(name).read_text("utf-8")
+
+
+def _path(name: str) -> Path:
     if name.endswith(".toml") or "/" in name:
-        return _checked(_read(Path(name), Hardware), Path(name))
+        return Path(name)
     if name not in hardware_names():
         raise HardwareError(
             f"no hardware is called {name!r}; there are {', '.join(hardware_names())}, and "
             "files of your own (NAME.toml)"
         )
-    path = _FOLDER / f"{name}.toml"
-    return _checked(_read(path, Hardware), path)
+    return _FOLDER / f"{name}.toml"
 
 
 @cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import msgspec
 import numpy as np
 
 from tidemill.bench.client import Client, Endpoint, Reply
-from tidemill.bench.engines import MODEL_NAME, Launch, TargetError, Tidemill, started
+from tidemill.bench.engines import ENGINES, MODEL_NAME, Launch, TargetError, started
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.targets import FULL_LENGTH, GREEDY
 from tidemill.engine.step_time import attended
@@ -28,7 +29,7 @@ from tidemill.simulate.calibration import Served
 from tidemill.simulate.fit import nonnegative_least_squares, quantile
 
 _STREAMS = (1, 2, 4, 8, 16)
-_WORDS = 100  # of a prompt
+_WORDS = 6  # of a prompt: the longer its step, the less can be said of what comes before it
 _TOKENS = 48  # of an answer
 _READY_SECONDS = 300.0
 _TIMEOUT = 300.0
@@ -53,12 +54,14 @@ def measure_served(
     say: Say = lambda _: None,
 ) -> Served:
     """Starts ``tidemill serve`` with ``model`` for it. Raises TargetError."""
-    launch = Launch(model=model, context=context, sequences=sequences, threads=threads)
-    with started(Tidemill(), launch) as process:
-        process.until_ready(_READY_SECONDS)
-        return asyncio.run(
-            _measure(Endpoint(process.url, MODEL_NAME), steps, sequences, requests, repeats, say)
+    with tempfile.TemporaryDirectory(prefix="tidemill-calibrate-") as folder:
+        launch = Launch(
+            model=model, context=context, sequences=sequences, threads=threads, folder=Path(folder)
         )
+        with started(ENGINES["tidemill"], launch) as process:
+            process.until_ready(_READY_SECONDS)
+            endpoint = Endpoint(process.url, MODEL_NAME)
+            return asyncio.run(_measure(endpoint, steps, sequences, requests, repeats, say))
 
 
 async def _measure(

@@ -2,11 +2,13 @@
 
     seconds = tokens[prompt tokens + decodes] + rows[logit rows]
               + per_prompt_context * prompt context + per_decode_context * decode context
+              + per_prompt_read * prompt context / prompt tokens
 
 The products of a forward step see rows of tokens and do not know which are of prompts and which
 are decodes, so a mixed step costs what its tokens cost together. Only attention tells the two
-apart: a prompt's tokens share what is read of the KV cache, a decode reads it for itself. Weights
-are read once for all, so ``tokens`` begins nearly flat and then rises: no straight line.
+apart: a decode reads the KV cache for itself alone, a prompt's tokens share what is read of it (the
+last term: the same for few tokens as for many). Weights are read once for all, so ``tokens`` begins
+nearly flat and then rises: no straight line.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class StepTable:
         rows: Sequence[float],
         per_prompt_context: float,
         per_decode_context: float,
+        per_prompt_read: float = 0.0,
         *,
         origin: Origin,
         source: str,
@@ -43,6 +46,7 @@ class StepTable:
         self._rows = list(rows)
         self._prompt = per_prompt_context
         self._decode = per_decode_context
+        self._read = per_prompt_read
         self._stages = stages
         self.origin: Origin = origin
         self.source = source
@@ -50,7 +54,9 @@ class StepTable:
 
     def seconds(self, work: StepWork) -> float:
         n = work.prompt_tokens + work.decodes
-        attention = self._prompt * work.prompt_context + self._decode * work.decode_context
+        attention = self._decode * work.decode_context
+        if prompt := work.prompt_tokens:
+            attention += (self._prompt + self._read / prompt) * work.prompt_context
         if self._stages > 1:
             attention /= min(self._stages, max(1, n))
         try:

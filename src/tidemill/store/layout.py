@@ -8,6 +8,7 @@
         downloads/<folder>/          what a pull has so far; never looked at by `resolve`
         packed/                      packed weights (see `tidemill.store.packed`)
         kv/                          KV blocks (see `tidemill.store.kv`)
+        bench/                       results (see `tidemill.bench.store`)
         calibrations/                step times (see `tidemill.simulate.calibration`)
         locks/<folder>.lock          held while a model is pulled or removed
 

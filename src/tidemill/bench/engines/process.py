@@ -1,0 +1,153 @@
+"""A running engine: when it listens and is ready, which processes it is, how it is ended."""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from tidemill.bench.engines.base import Engine, Launch, TargetError
+from tidemill.bench.processes import born, family, free_port, lives, maps_any
+
+_END_SECONDS = 15.0
+
+_LOOK_EVERY = 0.02
+"""Seconds between looks at what it has mapped, which cost more than a look at its port."""
+
+
+class Phases(msgspec.Struct, frozen=True):
+    """Seconds since the process was begun: its port answered, a file of the model was mapped, it
+    was ready to be asked. ``mapped`` is None where no process was seen to map one: files can be
+    read as well, and only Linux tells."""
+
+    listening: float
+    mapped: float | None
+    ready: float
+
+
+class EngineProcess:
+    """An engine that was started."""
+
+    def __init__(
+        self, engine: Engine, launch: Launch, command: Sequence[str], port: int, log: Path
+    ) -> None:
+        self.command = list(command)
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self._engine = engine
+        self._launch = launch
+        self._log = log
+        self._mapped: float | None = None
+        environment = os.environ | engine.environment(launch, port)
+        self.began = time.monotonic()
+        with log.open("wb") as output:
+            # A session of its own, so that Ctrl-C is ours alone and we end it.
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
+            )  # fmt: skip
+
+    def pids(self) -> list[int]:
+        """Its process, and those that it has started."""
+        return family(self._process.pid)
+
+    def until_ready(self, seconds: float, files: Sequence[Path] = ()) -> Phases:
+        """Wait until it can be asked, and tell when it came how far. ``files``: of the model, to be
+        seen mapped. Raises TargetError, with what it said, if it ends or does not become ready."""
+        wanted = {str(path.resolve()) for path in files}
+        self._until(self._listens, seconds, wanted)
+        listening = self._age()
+        self._until(self._is_healthy, seconds, wanted)
+        self._engine.prepare(self, self._launch, seconds)
+        return Phases(listening, self._mapped, self._age())
+
+    def _age(self) -> float:
+        return time.monotonic() - self.began
+
+    def _until(self, condition: Callable[[], bool], seconds: float, files: set[str]) -> None:
+        look = self._age()
+        while not condition():
+            if files and self._mapped is None and self._age() >= look:
+                if maps_any(self.pids(), files):
+                    self._mapped = self._age()
+                look = self._age() + _LOOK_EVERY
+            if self._process.poll() is not None:
+                why = f"ended with status {self._process.returncode}"
+            elif self._age() > seconds:
+                why = f"was not ready within {seconds:g} s"
+            else:
+                time.sleep(0.002)
+                continue
+            raise TargetError(f"{self._engine.name} {why}: {self.last_words()}")
+
+    def _listens(self) -> bool:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+        return False
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", self._engine.health)
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def last_words(self) -> str:
+        """The end of what it has printed."""
+        lines = self._log.read_bytes()[-8192:].decode(errors="replace").split("\n")
+        return "\n".join(line for line in lines[-12:] if line.strip()) or "it said nothing"
+
+    def close(self) -> None:
+        """End it, and all that it has started, in a process group of its own or not; wait for all,
+        as they hold memory that the next one may need."""
+        others = {pid: born(pid) for pid in self.pids()[1:]}
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        with suppress(ProcessLookupError):  # all of its session's group, whoever is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + _END_SECONDS
+        while left := [pid for pid, birth in others.items() if lives(pid, birth)]:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:  # the system does not let go of it
+                break
+            time.sleep(0.01)
+
+
+@contextmanager
+def started(engine: Engine, launch: Launch) -> Iterator[EngineProcess]:
+    """An engine that is being started, and is ended in the end."""
+    engine.check(launch.model)
+    port = free_port()
+    command = engine.command(launch, port)
+    process = EngineProcess(engine, launch, command, port, launch.folder / "log")
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What makes a process end when we are killed (Linux); loaded here, not between fork and
+    exec."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    return lambda: prctl(set_parent_death_signal, signal.SIGTERM) and None

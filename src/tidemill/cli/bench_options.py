@@ -1,0 +1,244 @@
+"""Options that ``bench run``, ``search`` and ``curve`` share: whom to measure, and what to do with
+the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.bench_engines import prices_options
+from tidemill.cli.options import Number, threads_option
+
+if TYPE_CHECKING:
+    from tidemill.bench.measures import Slo
+    from tidemill.bench.resources import Prices
+    from tidemill.bench.result import Settings
+    from tidemill.bench.scenario import Scenario
+    from tidemill.bench.targets import Target
+    from tidemill.cli.bench_results import Keeper
+
+POSITIVE = Number(min=0, min_open=True, max=1e6)
+
+
+class Limits(click.ParamType["Slo"]):
+    """``ttft=0.5,tpot=0.05``: seconds."""
+
+    name = "NAME=SECONDS,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Slo:
+        from tidemill.bench.measures import Slo
+
+        if isinstance(value, Slo):
+            return value
+        limits: dict[str, float] = {}
+        for part in str(value).split(","):
+            name, _, number = part.strip().partition("=")
+            try:
+                if name not in Slo.__struct_fields__ or name in limits:
+                    raise ValueError
+                limits[name] = float(number)
+            except ValueError:
+                self.fail(
+                    f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
+                    param, ctx,
+                )  # fmt: skip
+        try:
+            return Slo(**limits)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class TenantKey(click.ParamType[tuple[str, str]]):
+    name = "TENANT=KEY"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        tenant, equals, key = str(value).partition("=")
+        if not tenant or not equals or not key:
+            self.fail(f"{value!r} is not like TENANT=KEY", param, ctx)
+        return tenant, key
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What these options say."""
+
+    target: str
+    slo: Slo | None
+    json_file: str | None
+    model: str | None
+    scale: float
+    seed: int
+    timeout: float | None
+    api_key: str | None
+    tenant_keys: tuple[tuple[str, str], ...]
+    threads: int | None
+    binary: str | None
+    engine_args: str
+    prices: Prices
+    name: str | None
+    no_keep: bool
+    keep_text: bool
+
+    def scenario(self, name: str) -> Scenario:
+        """Of that name or file. Raises ScenarioError."""
+        from tidemill.bench import scenario as known
+
+        return self.changed(known.load(name))
+
+    def changed(self, scenario: Scenario) -> Scenario:
+        """With the lengths and the time limit that were asked for."""
+        import msgspec
+
+        if self.scale != 1:
+            scenario = scenario.scaled(self.scale)
+        if self.timeout is not None:
+            scenario = msgspec.structs.replace(scenario, timeout=self.timeout)
+        return scenario
+
+    def whom(self) -> tuple[Target, Settings]:
+        """The target, with the model that an engine is to be started with at hand."""
+        import shlex
+
+        from tidemill.bench import targets
+        from tidemill.bench.result import Settings
+        from tidemill.hardware import usable_cores
+
+        try:
+            arguments = tuple(shlex.split(self.engine_args))
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--engine-args") from None
+        settings = Settings(
+            slo=self.slo, seed=self.seed, api_key=self.api_key, keys=dict(self.tenant_keys),
+            threads=self.threads or usable_cores(), binary=self.binary, arguments=arguments,
+            prices=self.prices, name=self.name, keep_text=self.keep_text,
+        )  # fmt: skip
+        return _at_hand(targets.parse(self.target), self.model, settings)
+
+    def keeper(self) -> Keeper | None:
+        from tidemill.cli.bench_results import Keeper
+
+        return None if self.no_keep else Keeper()
+
+    @property
+    def prints(self) -> bool:
+        """Whether there is to be text on stdout, where else only JSON is."""
+        return self.json_file != "-"
+
+    def check_json(self) -> None:
+        """Can it be written? Better known now than in an hour."""
+        if self.json_file not in (None, "-"):
+            with open(str(self.json_file), "ab"):
+                pass
+
+    def write_json(self, value: Any) -> None:
+        """Where it was asked for, if it was."""
+        import msgspec
+
+        if self.json_file is None:
+            return
+        data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+        if self.json_file == "-":
+            click.echo(data.decode(), nl=False)
+        else:
+            with open(self.json_file, "wb") as file:
+                file.write(data)
+
+
+_OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
+    click.option(
+        "--target", required=True, metavar="URL|ENGINE[:MODEL]",
+        help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL "
+        "... (see `tidemill bench engines`).",
+    ),
+    click.option(
+        "--slo", type=Limits(),
+        help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
+    ),
+    click.option(
+        "--json", "json_file", metavar="FILE",
+        help="Write results, settings and machine there too (-: to stdout, and no table).",
+    ),
+    click.option(
+        "--model", help="What an endpoint calls the model. [default: the only one it has]"
+    ),
+    click.option(
+        "--scale", type=Number(min=0.001, max=1000), default=1.0, show_default=True,
+        help="Factor of the lengths of prompts and answers.",
+    ),
+    click.option(
+        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts."
+    ),
+    click.option(
+        "--timeout", type=POSITIVE, help="Seconds for a request. [default: the scenario's]"
+    ),
+    click.option(
+        "--api-key", envvar="TIDEMILL_BENCH_KEY", metavar="KEY",
+        help="Of an endpoint that wants one.",
+    ),
+    click.option(
+        "--tenant-key", "tenant_keys", type=TenantKey(), multiple=True,
+        help="The key of one of a scenario's tenants; repeatable.",
+    ),
+    threads_option,
+    click.option(
+        "--binary", "--python", metavar="FILE",
+        help="The engine's program (llama-server, vllm ...), or the interpreter that has its "
+        "package.",
+    ),
+    click.option(
+        "--engine-args", default="", metavar="TEXT", help="More arguments for the engine."
+    ),
+    prices_options,
+    click.option("--name", help="What to call the results; runs of one name are repeats."),
+    click.option(
+        "--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`)."
+    ),
+    click.option("--keep-text", is_flag=True, help="Keep the answers' text, too."),
+]  # fmt: skip
+
+
+def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``asked`` (``Asked``)."""
+
+    @functools.wraps(command)
+    def with_asked(*args: Any, **kwargs: Any) -> Any:
+        fields = {field.name: kwargs.pop(field.name) for field in dataclasses.fields(Asked)}
+        return command(*args, asked=Asked(**fields), **kwargs)
+
+    decorated: Callable[..., Any] = with_asked
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _at_hand(target: Target, model: str | None, settings: Settings) -> tuple[Target, Settings]:
+    import msgspec
+
+    if target.engine is None:
+        if settings.binary is not None or settings.arguments:
+            raise click.UsageError("--binary and --engine-args are for engines, not for a URL")
+        return msgspec.structs.replace(target, model=model), settings
+    if model is not None:
+        raise click.UsageError(f"give the model as --target {target.engine.name}:MODEL")
+    if settings.api_key is not None or settings.keys:
+        raise click.UsageError("keys are for a URL; an engine gets its own")
+    target.engine.version(settings.binary)  # is it there at all?
+
+    from tidemill.cli.progress import DownloadProgress
+    from tidemill.store import resolve
+
+    progress = DownloadProgress()
+    try:
+        path = resolve(target.model or "", progress=progress)
+    finally:
+        progress.close()
+    target.engine.check(path)
+    return target, msgspec.structs.replace(settings, path=path)

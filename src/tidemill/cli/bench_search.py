@@ -1,0 +1,232 @@
+"""``tidemill bench search`` and ``curve``: the same scenario at several rates of requests."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
+from tidemill.cli.options import Number
+
+if TYPE_CHECKING:
+    from tidemill.bench.arrivals import Closed, Gamma
+    from tidemill.bench.records import Recording
+    from tidemill.bench.result import Result, Server, Settings
+    from tidemill.bench.scenario import Scenario
+    from tidemill.cli.bench_progress import BenchProgress
+    from tidemill.cli.bench_results import Keeper
+
+
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers above 0, with commas between."""
+
+    name = "N,N,..."
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < n <= 1e5 and (n.is_integer() or not self._whole)
+                                  for n in numbers):  # fmt: skip
+            kind = "whole numbers" if self._whole else "numbers"
+            self.fail(f"{value!r} is no list of {kind} above 0, such as 1,2,4", param, ctx)
+        return numbers
+
+
+class _Points:
+    """Runs of one scenario at several loads, on a target that is up for all of them."""
+
+    def __init__(
+        self, server: Server, scenario: Scenario, settings: Settings, progress: BenchProgress,
+        keeper: Keeper | None,
+    ) -> None:  # fmt: skip
+        self._server = server
+        self._scenario = scenario
+        self._settings = settings
+        self._keeper = keeper
+        self._series = secrets.token_hex(4)
+        self.progress = progress
+        self.results: list[Result] = []
+
+    def measure(
+        self, load: Closed | Gamma, seconds: float, warmup: float, timeout: float
+    ) -> Recording:
+        import msgspec
+
+        from tidemill.bench.arrivals import Closed
+        from tidemill.bench.scenario import prepare
+
+        # Closed and open loops are two curves; and prompts that came before might be in a cache.
+        kind = "closed" if isinstance(load, Closed) else "open"
+        settings = msgspec.structs.replace(
+            self._settings,
+            seed=self._settings.seed + len(self.results),
+            series=f"{self._series}-{kind}",
+        )
+        scenario = msgspec.structs.replace(
+            self._scenario,
+            load=load,
+            seconds=seconds,
+            warmup=warmup,
+            timeout=min(timeout, self._scenario.timeout),
+            requests=0,
+        )
+        result, recording = self._server.measure(
+            prepare(scenario, settings.seed), settings, self.progress.run
+        )
+        assert recording is not None
+        if self._keeper is not None:
+            self._keeper.keep(result, recording)
+        self.results.append(result)
+        return recording
+
+
+@contextmanager
+def _points(asked: Asked, scenario: Scenario) -> Iterator[_Points]:
+    """An engine is started once, and holds what ``scenario`` needs."""
+    from tidemill.bench.result import serving
+    from tidemill.bench.scenario import prepare
+    from tidemill.cli.bench_progress import BenchProgress
+
+    target, settings = asked.whom()
+    asked.check_json()
+    with (
+        BenchProgress(scenario.name) as progress,
+        serving(prepare(scenario), target, settings, progress.step) as server,
+    ):
+        yield _Points(server, scenario, settings, progress, asked.keeper())
+
+
+def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
+    """A scenario in an open loop, for which engines get as many slots as for any, and how bursty it
+    is. Raises ScenarioError."""
+    import msgspec
+
+    from tidemill.bench.arrivals import Closed, Gamma
+    from tidemill.bench.scenario import ScenarioError
+
+    scenario = asked.scenario(name)
+    if not isinstance(scenario.load, Closed | Gamma):
+        raise ScenarioError(
+            f"{scenario.name} has a load of its own (a trace, or starts), and so no other rates"
+        )
+    burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+    return msgspec.structs.replace(scenario, load=Gamma(1.0, burstiness)), burstiness
+
+
+@click.command("search", short_help="The highest rate of requests that meets an SLO.")
+@measuring_options
+@click.option("--scenario", required=True, metavar="NAME|FILE.toml", help="What is asked.")
+@click.option(
+    "--attain", type=Number(min=0.5, max=0.999), default=0.99, show_default=True,
+    help="Share of the requests that must meet the SLO.",
+)  # fmt: skip
+@click.option(
+    "--tolerance", type=Number(min=0.01, max=1), default=0.05, show_default=True,
+    help="How far the lowest rate that is missed may be above the highest that is met.",
+)  # fmt: skip
+@click.option(
+    "--seconds", "trial", type=POSITIVE, default=60, show_default=True,
+    help="Of measuring a rate for the first time, at most.",
+)  # fmt: skip
+@click.option(
+    "--minutes", type=POSITIVE, default=20, show_default=True, help="Of the search, at most."
+)
+@click.option(
+    "--max-rate", type=POSITIVE, default=1e5, help="Requests a second that are tried at most."
+)
+def search(
+    asked: Asked, scenario: str, attain: float, tolerance: float, trial: float, minutes: float,
+    max_rate: float,
+) -> None:  # fmt: skip
+    """Find the highest rate of requests at which an SLO is met.
+
+    The rate is doubled until the SLO is missed, and then narrowed down. The two ends are measured
+    again, and longer, until they are sure. An engine is started once for all. Each run is kept as
+    a result of its own.
+    """
+    from tidemill.bench.curve import table
+    from tidemill.bench.search import Aim, conclusion
+    from tidemill.bench.search import search as find
+
+    chosen, burstiness = _at_any_rate(asked, scenario)
+    slo = asked.slo or chosen.slo
+    if slo is None:
+        raise click.UsageError(f"{chosen.name} has no SLO: give --slo ttft=SECONDS,tpot=SECONDS")
+    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, burstiness)
+    with _points(asked, chosen) as points:
+        found = find(points.measure, aim, points.progress.note)
+    asked.write_json({"found": found, "results": points.results})
+    if asked.prints:
+        click.echo(f"{table(points.results)}\n\n{conclusion(found, aim)}")
+    if found.met is None:
+        raise click.ClickException(f"no rate was found at which {slo} is met")
+
+
+@click.command("curve", short_help="Latency and throughput at several rates of requests.")
+@measuring_options
+@click.option("--scenario", required=True, metavar="NAME|FILE.toml", help="What is asked.")
+@click.option(
+    "--points", "count", type=click.IntRange(2, 50), default=6, show_default=True,
+    help="Rates, up to a tenth more than can be done, which is found first.",
+)  # fmt: skip
+@click.option("--rates", type=Numbers(), help="Requests a second, instead.")
+@click.option(
+    "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
+)
+@click.option(
+    "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
+    help="Of measuring each point.",
+)  # fmt: skip
+def curve(
+    asked: Asked, scenario: str, count: int, rates: tuple[float, ...] | None,
+    concurrency: tuple[float, ...] | None, trial: float,
+) -> None:  # fmt: skip
+    """Measure latency and throughput at several loads.
+
+    An engine is started once for all. Each point is kept as a result of its own, and those of a
+    curve have one series, of which `tidemill bench report` makes pictures.
+    """
+    import msgspec
+
+    from tidemill.bench.arrivals import Closed, Gamma
+    from tidemill.bench.curve import saturate, spread, table
+
+    if rates and concurrency:
+        raise click.UsageError("--rates or --concurrency, not both")
+    chosen, burstiness = _at_any_rate(asked, scenario)
+    loads: list[Closed | Gamma] = [Gamma(rate, burstiness) for rate in rates or ()]
+    loads += [Closed(int(number)) for number in concurrency or ()]
+    if concurrency:
+        chosen = msgspec.structs.replace(chosen, load=Closed(int(max(concurrency))))
+    with _points(asked, chosen) as points:
+        if not loads:
+            most = saturate(points.measure, trial / 3, points.progress.note)
+            if not most.rate:
+                raise click.ClickException(
+                    "no request was done in time: a curve needs longer --seconds"
+                )
+            loads += [Gamma(rate, burstiness) for rate in spread(most.rate, count)]
+        warmup = min(chosen.warmup, trial)
+        points.progress.note(
+            f"{len(loads)} points of {trial:g} s, {len(loads) * (trial + warmup) / 60:.1f} minutes "
+            "and what comes late"
+        )
+        for load in loads:
+            points.measure(load, trial, warmup, math.inf)
+    asked.write_json({"results": points.results})
+    if asked.prints:
+        click.echo(table(points.results))

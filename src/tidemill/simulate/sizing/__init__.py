@@ -1,0 +1,1 @@
+"""The cheapest deployment that meets an SLO, found by simulation: ``tidemill size``."""
