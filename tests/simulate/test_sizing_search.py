@@ -293,3 +293,16 @@ def test_what_breaks_when_the_load_doubles() -> None:
     idle = sized([option(watts=1)], 0.1, spare=1).breaking
     assert idle is not None
     assert idle.factor is None
+
+
+def test_replicas_alone_are_found_with_few_simulations() -> None:
+    queue = Queue()
+    options = [option("a", watts=1), option("b", fixed=0.004, watts=100)]
+    found = size(
+        options, Goal(SLO, Load.per_second(300.0), 1), MIX, queue, thorough=False
+    )  # fmt: skip
+    assert found.winner is not None
+    assert found.winner.option.hardware == "a"
+    assert found.verified is None
+    assert {made.name for made, _, _ in queue.calls} == {"a"}
+    assert len(queue.calls) < 15

@@ -18,9 +18,9 @@ from tidemill.simulate.profiles import Hardware, hardware_names, load_hardware
 from tidemill.simulate.shapes import Shape, load_shape, shape_names
 from tidemill.simulate.sizing.goal import Goal, Load
 from tidemill.simulate.sizing.load import ScenarioLoad
-from tidemill.simulate.sizing.option import Option
+from tidemill.simulate.sizing.option import Entry, Option
 from tidemill.simulate.sizing.options import BITS, of_calibration, of_hardware
-from tidemill.simulate.sizing.search import Sizing, size
+from tidemill.simulate.sizing.search import size
 
 HOURS_A_MONTH = 730
 
@@ -89,18 +89,18 @@ class SimulatedSizing:
             yield "local"
 
     def _size(self, case: _Case) -> Size | None:
-        priced = [name for name in case.hardware if name in self._prices]
+        name = self._most_cautious(case.hardware)
         load = self._load(case.workload)
         goal = Goal(case.slo, Load.at_once(case.at_once))
-        found = []
-        for name in priced or case.hardware:
-            options = self._options(name, case, load.mix.context)
-            sizing = size(options, goal, load.mix, load)
-            if sizing.winner is not None:
-                found.append(sizing)
-        if not found:
-            return None
-        return _as_size(max(found, key=_devices), priced or case.hardware)
+        options = self._options(name, case, load.mix.context)
+        sizing = size(options, goal, load.mix, load, thorough=False)
+        others = [other for other in case.hardware if other != name]
+        return None if sizing.winner is None else _as_size(sizing.winner, others)
+
+    def _most_cautious(self, hardware: Sequence[str]) -> str:
+        """Of what the case's hardware may be: what has a price, and of that the slowest memory."""
+        names = [name for name in hardware if name in self._prices] or hardware
+        return min(names, key=lambda n: 0 if n == "local" else load_hardware(n).bandwidth.value)
 
     def _options(self, name: str, case: _Case, context: int) -> Sequence[Option]:
         if name == "local":
@@ -140,19 +140,13 @@ def _kind(profile: Hardware) -> str:
     return next((kind for maker, kind in _MAKERS.items() if profile.name.startswith(maker)), "")
 
 
-def _devices(sizing: Sizing) -> int:
-    return 0 if sizing.winner is None else sizing.winner.devices
-
-
-def _as_size(sizing: Sizing, hardware: Sequence[str]) -> Size:
-    """The hardware of the case may be any of several: the one that needs most counts."""
-    winner = sizing.winner
-    assert winner is not None
+def _as_size(winner: Entry, others: Sequence[str]) -> Size:
+    """others: what the case's hardware may be, too."""
     spec = winner.option.spec
     assert spec is not None
     words = f"tidemill size: {winner.replicas} x {winner.option.words}, 1 of them spare"
-    if len(hardware) > 1:
-        words += f", the most of {', '.join(hardware)}"
+    if others:
+        words += f" (by the answers it may be {' or '.join(others)}, too)"
     words += f"; step times {spec.step_time.origin}, band {spec.step_time.band:.0%}"
     hour = winner.total("cost")
     return Size(

@@ -102,10 +102,12 @@ class _Case:
 
 
 def size(
-    options: Sequence[Option], goal: Goal, mix: Mix, trials: Trials, say: Say = lambda text: None
-) -> Sizing:
-    """The cheapest of ``options`` that meets the goal. ``say`` is told what is being done."""
-    return _Search(goal, mix, trials, measure_of(options), say).run(options)
+    options: Sequence[Option], goal: Goal, mix: Mix, trials: Trials, say: Say = lambda text: None,
+    *, thorough: bool = True,
+) -> Sizing:  # fmt: skip
+    """The cheapest of ``options`` that meets the goal. ``say`` is told what is being done. If not
+    ``thorough``: how many replicas alone, from what one of them carries."""
+    return _Search(goal, mix, trials, measure_of(options), say, thorough).run(options)
 
 
 def measure_of(options: Sequence[Option]) -> Measure:
@@ -119,11 +121,15 @@ def measure_of(options: Sequence[Option]) -> Measure:
 
 
 class _Search:
-    def __init__(self, goal: Goal, mix: Mix, trials: Trials, measure: Measure, say: Say) -> None:
+    def __init__(
+        self, goal: Goal, mix: Mix, trials: Trials, measure: Measure, say: Say, thorough: bool
+    ) -> None:
         self._goal = goal
         self._mix = mix
         self._measure: Measure = measure
         self._say = say
+        self._thorough = thorough
+        self._most_dearer = MOST_DEARER if thorough else 0
         self._points: list[Point] = []
         self._simulated = 0
         self._trials = trials
@@ -141,7 +147,10 @@ class _Search:
             entries.append(entry)
         entries.sort(key=self._order)
         winner = verified = breaking = None
-        if entries and entries[0].outcome == "meets":
+        met = bool(entries) and entries[0].outcome == "meets"
+        if met and not self._thorough:
+            winner = entries[0]
+        elif met:
             few = [entry for entry in entries[:MOST_TUNED] if entry.outcome == "meets"]
             entries[: len(few)] = [self._tuned(entry) for entry in few]
             entries.sort(key=self._order)
@@ -204,7 +213,7 @@ class _Search:
         dearer = 0
         for case in cases:  # by what they take at best
             if least is not None and case.total >= least:
-                if case.speed <= fastest or dearer >= MOST_DEARER:
+                if case.speed <= fastest or dearer >= self._most_dearer:
                     words = f"{shown(case.total)} {UNITS[self._measure]}"
                     yield Entry(case.option, "outdone", f"takes {words} even at its best")
                     continue
