@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.curve import saturate, spread, table
+from tidemill.bench.curve import enough, saturate, spread, table
 from tidemill.bench.measures import Slo, summarise
 from tidemill.bench.records import Record, Recording, Window
 from tidemill.bench.result import Machine, Measured, Result
@@ -36,6 +36,11 @@ def test_nothing_that_is_ever_done() -> None:
 
 def test_rates_are_spread_to_more_than_can_be_done() -> None:
     assert spread(10.0, 5) == pytest.approx([2.2, 4.4, 6.6, 8.8, 11.0])
+
+
+def test_points_last_until_a_few_requests_have_come() -> None:
+    assert enough(Gamma(0.1), 30.0) == pytest.approx(100.0)
+    assert enough(Gamma(5.0), 30.0) == enough(Closed(3), 30.0) == 30
 
 
 def point(rate: float, ttft: float, error: str | None = None) -> Result:

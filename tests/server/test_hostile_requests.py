@@ -59,6 +59,29 @@ def test_a_text_that_cannot_fit_is_not_even_tokenised(server: Server, path: str,
         assert "characters" in json.dumps(answer)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [1] * 2_000}),
+        ("/v1/completions", {"prompt": [1] * 3_000_000}),
+        ("/v1/completions", {"prompt": ["x", [1] * 2_000_000]}),
+        ("/v1/embeddings", {"input": [[1] * 2_000]}),
+        ("/v1/embeddings", {"input": ["x"] * 100_000}),
+        (CHAT, {"messages": MESSAGES * 200_000}),
+        ("/v1/messages", {"max_tokens": 2, "messages": [
+            {"role": role, "content": "x"} for role in ("user", "assistant")] * 50_000}),
+        ("/api/embed", {"input": ["x"] * 100_000}),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_what_is_far_too_many_never_reaches_the_model(server: Server, path: str, body: Any) -> None:
+    status, answer = server.post(path, {"model": "tiny", **body})
+    assert status == 400, answer
+    for field in ("prompt", "input", "messages"):
+        if field in body:
+            assert field in json.dumps(answer)
+
+
 def test_what_is_cut_off_anyway_may_be_as_long_as_it_likes(server: Server) -> None:
     status, long = server.post("/api/embed", {"model": "tiny", "input": "ab " * 1_000_000})
     assert status == 200
@@ -67,7 +90,20 @@ def test_what_is_cut_off_anyway_may_be_as_long_as_it_likes(server: Server) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["self", "tokenizer", "template", "func", "message", "loop", "", "bos_token", "a b"]
+    "name",
+    [
+        "self",
+        "tokenizer",
+        "template",
+        "func",
+        "exchange",
+        "work",
+        "message",
+        "loop",
+        "",
+        "bos_token",
+        "a b",
+    ],
 )
 def test_variables_of_templates_may_be_called_anything(server: Server, name: str) -> None:
     for value in (1, "x", None, [{}], {"a": {}}):

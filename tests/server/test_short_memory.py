@@ -9,13 +9,14 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.serving import Server, events_of, serving
+from support.serving import Server, events_of, serving, until
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {
@@ -35,7 +36,8 @@ def no_more_memory(process: int, more: int = 0) -> Iterator[None]:
     try:
         yield
     finally:
-        resource.prlimit(process, resource.RLIMIT_AS, before)
+        with suppress(ProcessLookupError):  # it has ended
+            resource.prlimit(process, resource.RLIMIT_AS, before)
 
 
 @pytest.fixture
@@ -69,3 +71,37 @@ def test_what_does_not_fit_is_refused_with_the_sum(tiny_chat_model: Path) -> Non
     assert ended.returncode == 1
     assert re.search(r"does not fit into memory: weights .* MiB are available", ended.stderr)
     assert "Traceback" not in ended.stderr
+
+
+def test_a_worker_without_memory_costs_requests_only(own: Server) -> None:
+    """They end whole, or with an error; when there is memory again, all is as before. (Native code
+    that gets none may end the process, which is then started again.)"""
+    bodies = [
+        {**BODY, "n": 16, "max_tokens": 60, "stream": i % 2 == 0, **_grammar(i)} for i in range(8)
+    ]
+    (worker,) = own.workers()
+    with no_more_memory(worker), ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(lambda body: end_of(own, body), bodies))
+    assert set(ends) <= {"whole", "generation_failed", "model_unavailable"}, ends
+    assert set(ends) != {"whole"}
+    until(lambda: end_of(own, BODY) == "whole")
+    assert own.process.poll() is None
+
+
+def _grammar(i: int) -> dict[str, Any]:
+    """For every other request one that takes megabytes."""
+    properties = {f"p{i}_{k}": {"type": "string", "pattern": "^(a|b){1,99}$"} for k in range(300)}
+    return {} if i % 2 else {"guided_json": {"type": "object", "properties": properties}}
+
+
+def test_a_front_end_without_memory_costs_requests_only(own: Server) -> None:
+    """Those that are large: the others go on meanwhile."""
+    large = {**BODY, "messages": [{"role": "user", "content": "x" * 25_000_000}]}
+    workers = own.workers()
+    assert end_of(own, BODY) == "whole"
+    with no_more_memory(own.process.pid, 8 << 20), ThreadPoolExecutor(4) as pool:
+        ends = list(pool.map(lambda body: end_of(own, body), [large, BODY, large, BODY] * 2))
+    assert set(ends[::2]) <= {"closed", "out_of_memory", "internal_error"}, ends
+    assert set(ends[1::2]) == {"whole"}
+    assert end_of(own, BODY) == "whole"
+    assert own.workers() == workers

@@ -157,7 +157,7 @@ def test_hostile_patterns_hold_nobody_up(server: Server) -> None:
 
     def ask(pattern: str) -> None:
         status, _ = server.post("/v1/completions", {**body, "guided_regex": pattern})
-        assert status in (200, 400, 500)
+        assert status in (200, 400)
 
     asking = [
         threading.Thread(target=ask, args=[pattern])
@@ -168,6 +168,27 @@ def test_hostile_patterns_hold_nobody_up(server: Server) -> None:
     assert server.post("/v1/completions", body)[0] == 200
     for thread in asking:
         thread.join()
+    until(server.idle)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"guided_regex": "a" * 100_000},
+        {"guided_grammar": "start: a0\n" + "".join(f"a{i}: a{i + 1} a{i + 1}\n" for i in range(40))
+         + 'a40: "x"'},
+    ],
+)  # fmt: skip
+def test_what_costs_too_much_only_later_is_an_error_of_the_request(
+    server: Server, form: Any
+) -> None:
+    body = {"model": "tiny", "prompt": "Go", "max_tokens": 20, **form}
+    status, answer = server.post("/v1/completions", body)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error"), answer
+    assert "grammar" in answer["error"]["message"] or "guided" in answer["error"]["message"]
+    assert "<state>" not in answer["error"]["message"]
+    _, _, data = server.request("POST", "/v1/completions", {**body, "stream": True})
+    assert b"invalid_request_error" in data
     until(server.idle)
 
 

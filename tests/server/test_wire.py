@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidemill.engine.base import (
@@ -48,10 +48,11 @@ events = st.one_of(
     st.builds(FinishEvent, text, st.integers(0, 9), st.sampled_from(["stop", "length", "abort"]),
               text, st.none() | st.integers(0, 9) | text, st.none() | st.floats(-1e3, 0),
               st.integers(0, 9), st.integers(0, 9)),
-    st.builds(ErrorEvent, text, text),
+    st.builds(ErrorEvent, text, text, st.booleans()),
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(events, max_size=4), max_size=5), st.data())
 def test_events_arrive_as_they_were_in_any_chunks(
     batches: list[list[Event]], data: st.DataObject

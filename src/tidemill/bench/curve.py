@@ -15,7 +15,7 @@ from tidemill.bench.measures import Summary
 from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words, seconds
 from tidemill.bench.result import Result
-from tidemill.bench.search import Measure, rounded
+from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
 
 _GAIN = 1.1
 _MOST_AT_A_TIME = 1024
@@ -58,6 +58,11 @@ def saturate(
 def spread(most: float, points: int) -> list[float]:
     """Rates from little to somewhat more than ``most``, evenly."""
     return [rounded(_OVER * most * (i + 1) / points) for i in range(points)]
+
+
+def enough(load: Closed | Gamma, trial: float) -> float:
+    """Seconds of a point: ``trial``, or as long as a few requests take to come."""
+    return max(trial, LEAST_REQUESTS / load.rate) if isinstance(load, Gamma) else trial
 
 
 def _ended(recording: Recording) -> float:

@@ -48,7 +48,7 @@ _SAMPLES = 100
 _MOST_HALVINGS = 6
 _BASELINE_SECONDS = 3.0
 _LEAST_SECONDS = 5.0
-_LEAST_REQUESTS = 10
+LEAST_REQUESTS = 10
 _LEAST_PATIENCE = 30.0
 _LIVES = 100
 """Of requests, one after the other, that a trial is to hold: queues take long to settle."""
@@ -90,7 +90,7 @@ class Aim(msgspec.Struct, frozen=True):
         enough = 1.1 * _Z**2 * self.attain / (1 - self.attain)
         if not self.bounds_waiting:
             enough = max(enough, 2 * _SEEN)
-        most = max(self.trial, _LEAST_REQUESTS / rate)
+        most = max(self.trial, LEAST_REQUESTS / rate)
         return min(most, max(_LEAST_SECONDS, _LIVES * each, enough / rate))
 
 

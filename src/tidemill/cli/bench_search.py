@@ -203,7 +203,7 @@ def curve(
     import msgspec
 
     from tidemill.bench.arrivals import Closed, Gamma
-    from tidemill.bench.curve import saturate, spread, table
+    from tidemill.bench.curve import enough, saturate, spread, table
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
@@ -221,12 +221,11 @@ def curve(
                 )
             loads += [Gamma(rate, burstiness) for rate in spread(most.rate, count)]
         warmup = min(chosen.warmup, trial)
-        points.progress.note(
-            f"{len(loads)} points of {trial:g} s, {len(loads) * (trial + warmup) / 60:.1f} minutes "
-            "and what comes late"
-        )
-        for load in loads:
-            points.measure(load, trial, warmup, math.inf)
+        times = [enough(load, trial) for load in loads]
+        minutes = (sum(times) + len(loads) * warmup) / 60
+        points.progress.note(f"{len(loads)} points in {minutes:.1f} minutes, and what comes late")
+        for load, seconds in zip(loads, times, strict=True):
+            points.measure(load, seconds, warmup, math.inf)
     asked.write_json({"results": points.results})
     if asked.prints:
         click.echo(table(points.results))

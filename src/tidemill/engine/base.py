@@ -143,10 +143,12 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """The request failed and holds nothing any more; the others go on."""
+    """The request failed and holds nothing any more; the others go on. ``refused``: because of what
+    it asks for, so that it would fail again."""
 
     request_id: str
     message: str
+    refused: bool = False
 
 
 Event = TokenEvent | PromptEvent | EmbeddingEvent | FinishEvent | ErrorEvent

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tidemill.engine.base import Aside, Constraint
+from tidemill.engine.errors import ConstraintError
 
 
 class Constrained:
@@ -37,9 +38,14 @@ class Constrained:
         return self._mask
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token that the mask allows; whether the answer is complete with it."""
-        if not self._constraint.accept(token_id):
-            raise RuntimeError(f"the grammar refuses token {token_id}, which it had allowed")
+        """Go on by a token that the mask allows; whether the answer is complete with it. Raises
+        ConstraintError."""
+        try:
+            fits = self._constraint.accept(token_id)
+        except Exception as error:
+            raise ConstraintError(str(error)) from error
+        if not fits:
+            raise ConstraintError(f"it refuses token {token_id}, which it had allowed")
         self._filled = False
         return self._constraint.complete
 

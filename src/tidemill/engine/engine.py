@@ -34,7 +34,12 @@ from tidemill.engine.base import (
     TokenEvent,
 )
 from tidemill.engine.constrained import Constrained
-from tidemill.engine.errors import ContextLengthError, QueueFullError, RequestError
+from tidemill.engine.errors import (
+    ConstraintError,
+    ContextLengthError,
+    QueueFullError,
+    RequestError,
+)
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.kv_tier import KVTier, TieredKV
 from tidemill.engine.output import OutputText
@@ -391,7 +396,7 @@ class Engine:
         try:
             sequence.constrained.mask()
         except Exception as error:
-            self._fail(sequence.group, f"the answer's grammar failed: {error}")
+            self._fail(sequence.group, f"the answer's grammar failed: {error}", refused=True)
             return False
         return True
 
@@ -474,6 +479,8 @@ class Engine:
             self._stats.generated_tokens += 1
             try:
                 self._accept_one(choice)
+            except ConstraintError as error:
+                self._fail(group, f"the answer's grammar failed: {error}", refused=True)
             except Exception as error:
                 self._fail(group, f"turning tokens into text failed: {error!r}")
 
@@ -580,11 +587,11 @@ class Engine:
         for index, sample in enumerate(ranking[: group.params.n]):
             self._events += [replace(event, index=index) for event in group.held[sample.index]]
 
-    def _fail(self, group: Group, message: str) -> None:
+    def _fail(self, group: Group, message: str, *, refused: bool = False) -> None:
         if not group.closed:
             self._close(group)
             self._stats.failures += 1
-            self._events.append(ErrorEvent(group.request.id, message))
+            self._events.append(ErrorEvent(group.request.id, message, refused))
 
     def _close(self, group: Group) -> None:
         """Free all that ``group`` holds and forget it."""

@@ -23,6 +23,10 @@ class ContextLengthError(RequestError):
         super().__init__(message, param="prompt", code="context_length_exceeded")
 
 
+class ConstraintError(ValueError):
+    """What an answer must look like costs too much, or cannot be followed any further."""
+
+
 class QueueFullError(RuntimeError):
     """As many requests wait as may; the client should come back later."""
 

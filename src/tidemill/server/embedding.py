@@ -32,7 +32,11 @@ def prepare_texts(
     for i, text in enumerate(texts):
         if isinstance(text, str) and truncate is not None:
             text = text[: prompting.most_characters]
-        whole = prompting.text(text) if isinstance(text, str) else prompting.tokens(text)
+        whole = (
+            prompting.text(text)
+            if isinstance(text, str)
+            else prompting.tokens(text, truncate=truncate is not None)
+        )
         if not whole.token_ids:
             raise RequestError(f"prompt: text {i} has no tokens", param="prompt")
         ids = fit_text(

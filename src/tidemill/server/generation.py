@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tidemill.engine.base import Request, TokenEvent
+from tidemill.engine.base import ErrorEvent, Request, TokenEvent
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.server.errors import ApiError
 from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
@@ -45,6 +45,7 @@ class Generation:
         self._meter = meter
         self._seconds = seconds
         self._late = False
+        self._refused = False
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
 
     async def deltas(self) -> AsyncIterator[RequestOutput]:
@@ -69,6 +70,8 @@ class Generation:
         message = self.builder.output.error
         if message is None:
             return None
+        if self._refused:
+            return ApiError(400, message, code="cannot_be_served")
         if self._late:
             return ApiError(504, message, code="deadline_exceeded", kind="timeout_error")
         if self._worker.ended.done():
@@ -87,6 +90,8 @@ class Generation:
         output = self.builder.output
         times = output.metrics
         for events, now in batches:
+            if isinstance(events[-1], ErrorEvent):
+                self._refused = events[-1].refused
             done, before = times.prompt_done_time, times.last_token_time
             self.builder.push(events, now)
             if done is None and times.prompt_done_time is not None:

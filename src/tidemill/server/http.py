@@ -55,6 +55,8 @@ class Exchange:
         """The code of the error that it was answered with."""
         self.headers: Callable[[], Mapping[str, str]] = dict
         """Gives what the head of every answer has beside its own."""
+        self.size = 0
+        """Bytes of the body, once it has been read."""
         self.account = Account()
         """What it is given of a model, if it asks one."""
         self._receive = receive
@@ -94,6 +96,7 @@ class Exchange:
                         raise self._too_large()
                     parts.append(part)
                     if not message.get("more_body"):
+                        self.size = size
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(

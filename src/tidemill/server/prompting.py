@@ -72,6 +72,10 @@ class Prompting:
                 "this model has no chat template: use /v1/completions, or start the server with "
                 "--chat-template"
             )
+        if len(messages) > self.max_context:  # each has a token at least
+            raise ContextLengthError(
+                f"there are {len(messages):,} messages; the context has {self.max_context} tokens"
+            )
         prepared = for_template(self._traits, messages, tools)
         try:
             prompt = encode_chat(
@@ -163,5 +167,10 @@ class Prompting:
             )
         return self.tokenizer.encode(text, add_special=add_special)
 
-    def tokens(self, ids: Sequence[int]) -> PreparedPrompt:
+    def tokens(self, ids: Sequence[int], *, truncate: bool = False) -> PreparedPrompt:
+        """Raises ContextLengthError for too many, if those are not to be cut off later."""
+        if len(ids) > self.max_context and not truncate:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens; the context has {self.max_context}"
+            )
         return PreparedPrompt(None, tuple(ids))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from typing import ParamSpec, TypeVar
 
 from tidemill.engine.base import NO_OUTPUT
 from tidemill.engine.params import SamplingParams
@@ -25,8 +26,13 @@ from tidemill.server.models import Entry, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
 from tidemill.server.tracing import Tracing
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 MOST_PRIORITY = 10**6
 """Of a request, up or down."""
+
+_LARGE_BODY = 128 << 10  # bytes; a text of those takes some milliseconds
 
 _EMBEDDING_SHARE = 4
 """A request for embeddings has at most one of so many parts of a model's places."""
@@ -45,6 +51,16 @@ class Service:
         self.tracing = tracing
         self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
+        self._one_large = asyncio.Semaphore(1)
+
+    async def aside(
+        self, exchange: Exchange, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What ``work`` gives, which has to do with all of a request's texts, on another thread.
+        Large requests take turns, so that there are threads for the others."""
+        large = exchange.size > _LARGE_BODY
+        async with self._one_large if large else nullcontext():
+            return await asyncio.to_thread(work, *args, **kwargs)
 
     @asynccontextmanager
     async def model(self, name: str, tenant: Tenant) -> AsyncIterator[LoadedModel]:

@@ -189,7 +189,7 @@ def pack_event(event: Event) -> list[Any]:
         ]  # fmt: skip
     if isinstance(event, EmbeddingEvent):
         return [_EMBEDDING, event.request_id, event.vector.tobytes()]
-    return [_ERROR, event.request_id, event.message]
+    return [_ERROR, event.request_id, event.message, event.refused]
 
 
 def unpack_event(packed: Sequence[Any]) -> Event:

@@ -10,6 +10,7 @@ Subword Units", ACL 2016 (arXiv:1508.07909).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
@@ -30,6 +31,9 @@ Encode = Callable[[str], list[int]]
 # merging takes quadratic time.
 _FIRST_CHARS = 8192
 _WORD_CHARS = 64
+
+# Where the library takes several texts it would make threads for them; there is one at a time.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPELLED = {byte: char for char, byte in BYTE_LEVEL_ALPHABET.items()}
 
@@ -166,7 +170,13 @@ def library_encode(tokenizer: Tokenizer) -> Encode:
 
     def encode(text: str) -> list[int]:
         with library_errors("cannot encode the text"):
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return ids
+            return library_ids(tokenizer, text)
 
     return encode
+
+
+def library_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, without special ones around it. Other threads go on meanwhile: of the
+    library's ways only those for several texts let go of the interpreter's lock."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids

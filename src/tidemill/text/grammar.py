@@ -39,8 +39,7 @@ class Grammar:
     @staticmethod
     def json_schema(schema: Mapping[str, Any] | bool) -> Grammar:
         """JSON that fits ``schema``. Raises GrammarError."""
-        if _too_deep(schema, MAX_DEPTH):
-            raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
+        _check_shape(schema)
         return Grammar._sized("json_schema", json.dumps(schema, ensure_ascii=False))
 
     @staticmethod
@@ -73,10 +72,12 @@ class Grammar:
         return Grammar(kind, text)
 
 
-def _too_deep(value: Any, levels: int) -> bool:
-    """Whether lists and dicts are nested more than ``levels`` deep."""
-    level = [value]
-    for _ in range(levels + 1):
+def _check_shape(schema: Any) -> None:
+    """Raises GrammarError for what is nested too deeply, or has more parts than characters may
+    be: to write it as text first would take long."""
+    level = [schema]
+    parts = 0
+    for _ in range(MAX_DEPTH + 1):
         level = [
             item
             for container in level
@@ -84,8 +85,11 @@ def _too_deep(value: Any, levels: int) -> bool:
             for item in (container.values() if isinstance(container, Mapping) else container)
         ]
         if not level:
-            return False
-    return True
+            return
+        parts += len(level)
+        if parts > MAX_TEXT:
+            raise GrammarError(f"the schema has more than {MAX_TEXT:,} parts")
+    raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
 
 
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/ ]")

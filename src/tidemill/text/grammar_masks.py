@@ -49,10 +49,14 @@ class GrammarMatcher:
         self._check()
 
     def accept(self, token_id: int) -> bool:
-        """Go on by a token; False if it may not come here."""
+        """Go on by a token; False if it may not come here. Raises GrammarError if the grammar costs
+        too much from here on."""
         if self._matcher.is_stopped():  # it takes not even an end token any more
             return token_id in self._end_ids and not self._matcher.is_error()
-        return bool(self._matcher.try_consume_tokens([token_id]))
+        if self._matcher.try_consume_tokens([token_id]):
+            return True
+        self._check()
+        return False
 
     def rollback(self, n: int) -> None:
         """Take back the last ``n`` tokens."""
@@ -146,6 +150,6 @@ def _source(grammar: Grammar) -> str:
 
 def _first_line(text: str) -> str:
     """An error of llguidance's in one line."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in text.partition("<state>")[0].splitlines()]
     told = " ".join(line for line in lines if line and set(line) != {"^"})
     return told[:300] or "the grammar cannot be used"

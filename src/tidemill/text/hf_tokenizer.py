@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, normalizers
 
 from tidemill.records import dataclass
+from tidemill.text.byte_pairs import library_ids
 from tidemill.text.errors import TokenizerError, library_errors
 from tidemill.text.special_tokens import end_markers
 from tidemill.text.vocabulary import SPACE_MARK, Spelling, TokenType, Vocabulary, is_byte_token
@@ -51,7 +52,7 @@ class HfTokenizer(VocabularyTokenizer):
         with self._lock, library_errors("cannot encode the text"):
             # Whether special tokens are looked for is a state of the library's object.
             self._library.encode_special_tokens = not parse_special
-            ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
+            ids = library_ids(self._library, text)
         if not add_special:
             return ids
         if self._prefix and ids[: len(self._prefix)] == self._prefix:
@@ -63,8 +64,7 @@ class HfTokenizer(VocabularyTokenizer):
         with self._lock, library_errors("cannot encode the text"):
             if self._guarded is None:
                 self._guarded = _guarded_copy(self._library)
-            ids: list[int] = self._guarded.encode(text, add_special_tokens=False).ids
-            return ids
+            return library_ids(self._guarded, text)
 
 
 def tokenizer_from_hf(folder: Path, *, vocab_size: int | None = None) -> HfTokenizer:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
+import msgspec
+
 from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words
 from tidemill.bench.reporting import palette
@@ -55,6 +57,7 @@ def who(result: Result) -> str:
 
 def group(runs: Sequence[Measurement]) -> list[Group]:
     """By scenario, in the order of their names; within one by label."""
+    runs = _without_lone_points(runs)
     labels = _labels([run.result for run in runs])
     ordered = sorted(
         zip(labels, runs, strict=True),
@@ -69,12 +72,11 @@ def group(runs: Sequence[Measurement]) -> list[Group]:
     found = []
     for scenario in sorted({one.result.scenario.name for one in shown}):
         ours = [one for one in shown if one.result.scenario.name == scenario]
-        times = Counter(_curve(one) for one in ours)
-        curves = [curve for curve, count in times.items() if curve[0] and count > 1]
+        curves = dict.fromkeys(_curve(one) for one in ours if one.result.series)
         found.append(
             Group(
                 scenario,
-                tuple(one for one in ours if _curve(one) not in curves),
+                tuple(one for one in ours if not one.result.series),
                 tuple(
                     tuple(sorted((one for one in ours if _curve(one) == curve), key=load))
                     for curve in curves
@@ -82,6 +84,22 @@ def group(runs: Sequence[Measurement]) -> list[Group]:
             )
         )
     return found
+
+
+def _without_lone_points(runs: Sequence[Measurement]) -> list[Measurement]:
+    """A point whose curve has no other is a run like any."""
+
+    def curve(run: Measurement) -> tuple[str | None, ...]:
+        result = run.result
+        return result.scenario.name, result.series, result.target.whom, result.target.model
+
+    times = Counter(map(curve, runs))
+    return [
+        run
+        if times[curve(run)] > 1
+        else run._replace(result=msgspec.structs.replace(run.result, series=None))
+        for run in runs
+    ]
 
 
 def _place(label: str, result: Result) -> tuple[str, str | None, str]:
@@ -153,5 +171,8 @@ def _name(result: Result) -> str:
 _LAST: tuple[tuple[Callable[[Result], str], Callable[[Result], str]], ...] = (
     (_load_words, _load_words),
     (_name, _name),
-    (lambda r: str((r.scenario.shapes, r.scenario.api, r.target.whom)), lambda r: r.id or r.when),
+    (
+        lambda r: repr((r.scenario.load, r.scenario.shapes, r.scenario.api, r.target.whom)),
+        lambda r: r.id or r.when,
+    ),
 )

@@ -56,8 +56,8 @@ async def count_tokens(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(CountTokensRequest)
     chat, use = request.chat(), request.use()
     async with service.model(request.model, exchange.tenant) as model:
-        prompt = await asyncio.to_thread(
-            model.prompting.continued_chat, chat, use.offered, **request.template_options
+        prompt = await service.aside(
+            exchange, model.prompting.continued_chat, chat, use.offered, **request.template_options
         )
         await exchange.json({"input_tokens": len(prompt.token_ids)})
 
@@ -72,8 +72,8 @@ async def _answer(
     model: LoadedModel,
 ) -> None:
     prompting = model.prompting
-    prompt = await asyncio.to_thread(
-        prompting.continued_chat, chat, use.offered, **request.template_options
+    prompt = await service.aside(
+        exchange, prompting.continued_chat, chat, use.offered, **request.template_options
     )
     reader = prompting.reader(prompt, use)
     params = prompting.keeping_schemas(prompting.keeping_markers(params, reader), use)

@@ -125,7 +125,7 @@ async def _embed(
     dimensions = request.dimensions if isinstance(request, EmbedRequest) else None
     pooling = check_vector(model, None, dimensions)
     context = options.context(model.worker.info["max_context"])
-    prepared = await asyncio.to_thread(
-        prepare_texts, model, texts, truncate=truncate, context=context
+    prepared = await service.aside(
+        exchange, prepare_texts, model, texts, truncate=truncate, context=context
     )
     return await service.embed(exchange, model, prepared, pooling, priority=0, salt="")

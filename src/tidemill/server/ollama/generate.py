@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
@@ -76,7 +75,7 @@ async def _generate(
     prompting = model.prompting
     if request.think and not prompting.thinks:
         raise ApiError(400, f"think: {request.model!r} does not support thinking", param="think")
-    prompt = await asyncio.to_thread(_prompt, request, use, model)
+    prompt = await service.aside(exchange, _prompt, request, use, model)
     is_raw = isinstance(request, GenerateRequest) and request.raw
     reader = None if is_raw else prompting.reader(prompt, use)
     params = prompting.keeping_markers(params, reader)

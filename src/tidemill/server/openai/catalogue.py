@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -63,7 +62,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
             )
             return list(prompt.token_ids)
 
-        tokens = await asyncio.to_thread(ids)
+        tokens = await service.aside(exchange, ids)
         answer: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": prompting.max_context,
@@ -87,7 +86,7 @@ async def detokenize(service: Service, exchange: Exchange) -> None:
             raise RequestError(
                 f"tokens must be from 0 to {tokenizer.vocab_size - 1}", param="tokens"
             )
-        text = await asyncio.to_thread(tokenizer.decode, request.tokens, skip_special=False)
+        text = await service.aside(exchange, tokenizer.decode, request.tokens, skip_special=False)
         await exchange.json({"prompt": text})
 
 

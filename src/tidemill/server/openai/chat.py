@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -89,7 +88,8 @@ async def _answer(
 ) -> None:
     prompting = model.prompting
     # Rendering and tokenising a long prompt takes a while: not in the event loop's thread.
-    prompt = await asyncio.to_thread(
+    prompt = await service.aside(
+        exchange,
         prompting.chat,
         request.messages,
         use.offered,

@@ -78,7 +78,7 @@ async def _answer(
     params: SamplingParams,
     model: LoadedModel,
 ) -> None:
-    prepared = await asyncio.to_thread(_prepare, model, prompts)
+    prepared = await service.aside(exchange, _prepare, model, prompts)
     answer = _Answer(exchange.id, model, params)
     async with service.generations(
         exchange, model, prepared, params, priority=request.priority or 0,

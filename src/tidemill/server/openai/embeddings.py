@@ -68,8 +68,8 @@ async def _answer(
     model: LoadedModel,
 ) -> None:
     pooling = check_vector(model, request.pooling, request.dimensions)
-    prepared = await asyncio.to_thread(
-        prepare_texts, model, texts, truncate=request.truncate_prompt_tokens
+    prepared = await service.aside(
+        exchange, prepare_texts, model, texts, truncate=request.truncate_prompt_tokens
     )
     outputs = await service.embed(
         exchange, model, prepared, pooling, priority=request.priority or 0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -183,7 +182,7 @@ async def _answer(
     model: LoadedModel,
 ) -> None:
     prompting = model.prompting
-    prompt = await asyncio.to_thread(prompting.chat, chat, use.offered)
+    prompt = await service.aside(exchange, prompting.chat, chat, use.offered)
     reader = prompting.reader(prompt, use)
     params = prompting.keeping_schemas(prompting.keeping_markers(params, reader), use)
     answer = _Answer(exchange.id, request, params, model, reader)
