@@ -402,6 +402,22 @@ def test_files_that_are_none_of_ours(
         pairs("nothing.json", "nothing.json", store)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requests", 0), ("good", -1), ("output_rate", 1e300), ("attained", 1.5), ("short", 10**6),
+        ("verdicts", {"right": 10**6}), ("seconds", 0), ("errors", {"timeout": 7}),
+    ],
+)  # fmt: skip
+def test_figures_that_no_run_has(tmp_path: Path, store: Store, field: str, value: object) -> None:
+    result = msgspec.to_builtins(store.get(put(store)), str_keys=True)
+    result["summary"][field] = value
+    file = tmp_path / "x.json"
+    file.write_bytes(msgspec.json.encode({"results": [result]}))
+    with pytest.raises(CompareError, match="no file of"):
+        pairs(str(file), str(file), store)
+
+
 # ---- words
 
 

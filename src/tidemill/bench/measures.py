@@ -31,6 +31,10 @@ MAX_DELAY = 0.01
 it measures."""
 
 
+_MOST = 1e15
+"""Beyond what any figure is."""
+
+
 class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a request must keep to, in seconds; None: anything."""
 
@@ -118,6 +122,25 @@ class Summary(msgspec.Struct, kw_only=True):
     """And how many to have more."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for figures that no run has: files may be damaged, or edited."""
+        counts = (self.good, self.unfinished, self.short, self.long, *self.errors.values(),
+                  *self.verdicts.values())  # fmt: skip
+        if min(counts) < 0 or self.requests != self.good + sum(self.errors.values()):
+            raise ValueError("requests must be those that are good and those with errors")
+        if max(self.short + self.long, sum(self.verdicts.values())) > self.good:
+            raise ValueError("more answers are short, long or checked than are good")
+        figures = [self.delay_p99, self.output_rate, self.prompt_rate, self.request_rate,
+                   self.mean_prompt_tokens, self.mean_output_tokens, self.cached_share or 0,
+                   self.goodput or 0, self.attained or 0, self.client_share]  # fmt: skip
+        for of in self.latency.values():
+            for estimate in of.values():
+                figures += [estimate.value, estimate.low, estimate.high]
+        if not (0 < self.seconds < _MOST and all(abs(figure) < _MOST for figure in figures)):
+            raise ValueError(f"figures must be numbers below {_MOST:g}")
+        if not 0 <= (self.attained or 0) <= 1:
+            raise ValueError("the attained share must be 0 to 1")
 
 
 def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = None) -> Summary:
