@@ -8,6 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The same examples everywhere; how long they take says something of the machine alone.
+settings.register_profile(
+    "tidemill", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tidemill")
 
 # A shell that starts us in the background makes us, and every child, ignore Ctrl-C; the tests that
 # press it would then test nothing.
