@@ -25,9 +25,12 @@ inline void relax() {
 // parks: one busy process beside a model then took two thirds of its speed.
 constexpr int kSpins = 100000;
 
+// Of a team that has more members than there are cores for them: who waits is in another's way.
+constexpr int kSpinsOfMany = 1000;
+
 // Returns when `value` differs from `old`.
-void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
-  for (int i = 0; i < kSpins; ++i) {
+void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, int spins) {
+  for (int i = 0; i < spins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;
     relax();
   }
@@ -36,7 +39,12 @@ void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
 
 }  // namespace
 
-Team::Team(int size) : size_(size), owner_(::getpid()) {
+// hardware_concurrency() counts the cores that this process may use; 0 if that is not known.
+Team::Team(int size)
+    : size_(size),
+      spins_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? kSpins
+                                                                                : kSpinsOfMany),
+      owner_(::getpid()) {
   if (size < 1 || size > kMaxSize) {
     throw std::invalid_argument("thread team of " + std::to_string(size) + " (1 to " +
                                 std::to_string(kMaxSize) + ")");
@@ -79,7 +87,7 @@ void Team::work(int rank) {
 #endif
   // Counting from the constructor's value keeps a worker that starts late from missing a run.
   for (std::uint32_t seen = 0;; ++seen) {
-    wait_change(epoch_, seen);
+    wait_change(epoch_, seen, spins_);
     if (stopping_.load(std::memory_order_relaxed)) return;
     perform(rank);
     if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_one();
@@ -122,7 +130,7 @@ void Team::run_erased(Erased job, void* context) {
   }
   perform(0);
   for (std::uint32_t left; (left = pending_.load(std::memory_order_acquire)) != 0;) {
-    wait_change(pending_, left);
+    wait_change(pending_, left, spins_);
   }
   if (failed_.load(std::memory_order_relaxed)) {
     arrived_.store(0, std::memory_order_relaxed);
@@ -141,7 +149,7 @@ void Team::barrier() {
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
   } else {
-    wait_change(generation_, generation);
+    wait_change(generation_, generation, spins_);
   }
   if (failed_.load(std::memory_order_acquire)) throw Aborted{};
 }

@@ -57,6 +57,7 @@ class Team {
   void stop();
 
   const int size_;
+  const int spins_;
   const pid_t owner_;
   std::mutex turn_;
   std::vector<std::thread> workers_;
