@@ -72,7 +72,7 @@ def test_a_result_as_the_advisor_sees_it() -> None:
     "changes",
     [
         {"summary": {"invalid": "the load generator did not keep up"}},
-        {"summary": {"good": 0}},
+        {"summary": {"good": 0, "errors": {"timeout": 200}}},
         {"summary": {"good": 190, "errors": {"http_500": 10}}},
         {"summary": {"short": 20}},
         {"scenario": {"shapes": known.load("short-chat").scaled(2).shapes}},
