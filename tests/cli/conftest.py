@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support.mine import MINE
+from tidemill.bench.selftest import mock_server
 from tidemill.cli.main import main
 
 
@@ -47,3 +49,17 @@ def tidemill(
         return Finished(int(left.value.code or 0), shown.out, shown.err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """Of an endpoint whose first token takes 10 ms."""
+    with mock_server(0.01, 0.002) as found:
+        yield found
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return path

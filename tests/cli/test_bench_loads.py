@@ -7,7 +7,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,14 @@ import pytest
 
 from support import fake_llama_server
 from support.canned import canned
+from support.mine import MINE, SLO
 from tidemill.bench.result import Result
 from tidemill.bench.run import Progress
-from tidemill.bench.selftest import mock_server
 from tidemill.cli import bench_progress
 from tidemill.cli.bench_progress import BenchProgress, line
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
-MINE = """
-name = "mine"
-summary = "a test"
-seconds = 0.5
-warmup = 0.1
-timeout = 60
-
-[load]
-kind = "closed"
-concurrency = 2
-
-[[shapes]]
-name = "chat"
-input = { kind = "fixed", tokens = 5 }
-output = { kind = "fixed", tokens = 4 }
-"""
 TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.0,40,4
 2023-11-16 18:17:03.5,30,5
@@ -48,16 +32,10 @@ TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
 """
 
 
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with mock_server(0.01, 0.002) as found:
-        yield found
-
-
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
-    path.write_text(MINE)
+    path.write_text(MINE.replace(SLO, ""))
     return path
 
 

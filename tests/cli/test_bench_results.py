@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +13,10 @@ import pytest
 
 from support import runs
 from support.canned import canned
-from tidemill.bench.selftest import mock_server
+from support.mine import MINE
 from tidemill.bench.store import Store
 
 Tidemill = Callable[..., Any]  # see conftest.py
-
-MINE = """
-name = "mine"
-summary = "a test"
-seconds = 0.4
-warmup = 0.1
-timeout = 60
-slo = { ttft = 50 }
-
-[load]
-kind = "closed"
-concurrency = 2
-
-[[shapes]]
-name = "chat"
-input = { kind = "fixed", tokens = 5 }
-output = { kind = "fixed", tokens = 4 }
-"""
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with mock_server(0.01, 0.002) as found:
-        yield found
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    path = tmp_path / "mine.toml"
-    path.write_text(MINE)
-    return path
 
 
 @pytest.fixture
