@@ -292,7 +292,7 @@ def address() -> str:
     app = application(defaults(), WEIGHTS, IDS, blocks)
     thread = threading.Thread(target=serve, args=(app, 0, on_ready), daemon=True)
     thread.start()
-    assert ready.wait(30)
+    assert ready.wait(60)
     return found[0]
 
 

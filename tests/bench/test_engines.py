@@ -6,14 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support import fake_llama_server
+from support.waiting import until
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
 from tidemill.bench.engines.base import Form, form_of
+from tidemill.bench.processes import born, lives
 from tidemill.bench.starts import measure_starts, medians
 from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.store.packed import Header, PackedFile
@@ -37,8 +38,7 @@ def gguf(tmp_path: Path) -> Path:
 
 def gone(pid: int) -> bool:
     """Ended, or about to be reaped."""
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    return not lives(pid, born(pid))
 
 
 def test_llama_server_is_called_as_it_wants(tmp_path: Path, gguf: Path) -> None:
@@ -181,10 +181,7 @@ def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
         bench.kill()
-    deadline = time.monotonic() + 30
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: gone(pid))
 
 
 def test_what_a_start_reads_is_of_this_model_only(

@@ -7,14 +7,14 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.serving import Server, events_of, send_request, serving, until
+from support.serving import Server, events_of, paused, send_request, serving, until
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 # Greedily, the tiny model does not end its answer to this.
@@ -85,37 +85,38 @@ def test_a_client_that_leaves_frees_its_blocks(
         assert generated() < before + len(leaving) * 900
 
 
-def busy(server: Server) -> socket.socket:
-    """A request that takes all that there is, for a while."""
-    connection = begin(server, {**LONG, "stream": True, "n": 64})
-    until(lambda: server.metric("vllm:num_requests_running") == 2)
-    return connection
+@contextmanager
+def busy(server: Server) -> Iterator[None]:
+    """A request has all that there is, and gets no further."""
+    with begin(server, {**LONG, "stream": True, "n": 64}):
+        until(lambda: server.metric("vllm:num_requests_running") == 2)
+        with paused(server):
+            yield
 
 
 def test_clients_that_leave_while_they_are_queued(small: Server) -> None:
-    running = busy(small)
-    queued = small.metric("vllm:num_requests_waiting")
-    waiting = [begin(small, LONG) for _ in range(2)]
-    until(lambda: small.metric("vllm:num_requests_waiting") >= queued + 2)
-    for connection in waiting:
-        connection.close()
-    until(lambda: small.metric("vllm:num_requests_waiting") <= queued)
-    assert small.metric("vllm:num_requests_running") == 2
-    running.close()
+    with busy(small):
+        queued = small.metric("vllm:num_requests_waiting")
+        waiting = [begin(small, LONG) for _ in range(2)]
+        until(lambda: small.metric("vllm:num_requests_waiting") == queued + 2)
+        for connection in waiting:
+            connection.close()
+        until(lambda: small.metric("vllm:num_requests_waiting") == queued)
+        assert small.metric("vllm:num_requests_running") == 2
     until(small.idle)
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(small: Server) -> None:
-    running = busy(small)
-    queued = small.metric("vllm:num_requests_waiting")
-    waiting = [begin(small, LONG) for _ in range(2)]
-    until(lambda: small.metric("vllm:num_requests_waiting") >= queued + 2)
-    status, headers, body = small.request("POST", "/v1/chat/completions", SHORT)
-    assert status == 429
-    assert int(headers["retry-after"]) >= 1
-    assert json.loads(body)["error"]["code"] == "queue_full"
-    for connection in (running, *waiting):
-        connection.close()
+    with busy(small):
+        queued = small.metric("vllm:num_requests_waiting")
+        waiting = [begin(small, LONG) for _ in range(2)]
+        until(lambda: small.metric("vllm:num_requests_waiting") == queued + 2)
+        status, headers, body = small.request("POST", "/v1/chat/completions", SHORT)
+        assert status == 429
+        assert int(headers["retry-after"]) >= 1
+        assert json.loads(body)["error"]["code"] == "queue_full"
+        for connection in waiting:
+            connection.close()
     until(small.idle)
     assert small.post("/v1/chat/completions", SHORT)[0] == 200
 
@@ -130,7 +131,7 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever(small: Server) -> No
     body = {**LONG, "stream": True, "n": 64, "logprobs": True, "top_logprobs": 20}
     send_request(connection, "/v1/chat/completions", body)
     # The handler is at its end long before the client has read what there is.
-    until(lambda: answered() == before + 1)
+    until(lambda: answered() > before)
     until(small.idle)
     connection.close()
 
@@ -142,8 +143,9 @@ def test_a_body_that_comes_a_byte_at_a_time_is_408(small: Server) -> None:
         connection.settimeout(0.25)
         answer = b""
         for _ in range(200):  # each of them well within the time limit
-            with suppress(TimeoutError):
+            with suppress(ConnectionError):  # it has answered, and closed
                 connection.sendall(b" ")
+            with suppress(TimeoutError):
                 answer = connection.recv(4096)
                 break
         assert b" 408 " in answer.split(b"\r\n")[0]
@@ -159,14 +161,14 @@ def test_a_body_that_never_comes_is_408(small: Server) -> None:
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHos"])
 def test_a_head_that_never_comes_ends_the_connection(small: Server, sent: bytes) -> None:
     with small.connect() as connection:
-        connection.settimeout(30)
         connection.sendall(sent)
         with suppress(ConnectionResetError):
             assert connection.recv(100) == b""
 
 
-def test_a_thousand_idle_connections_hold_nobody_up(server: Server) -> None:
-    held = [server.connect() for _ in range(1000)]
+def test_hundreds_of_idle_connections_hold_nobody_up(server: Server) -> None:
+    """As many as a process may have files open, where it may have 1024, and room for others."""
+    held = [server.connect() for _ in range(800)]
     try:
         assert server.post("/v1/chat/completions", SHORT)[0] == 200
     finally:

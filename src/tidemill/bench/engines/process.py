@@ -68,6 +68,7 @@ class EngineProcess:
         self._until(self._listens, seconds, wanted)
         listening = self._age()
         self._until(self._is_healthy, seconds, wanted)
+        self._look(wanted)  # at what came since the last look
         self._engine.prepare(self, self._launch, seconds)
         return Phases(listening, self._mapped, self._age())
 
@@ -77,9 +78,8 @@ class EngineProcess:
     def _until(self, condition: Callable[[], bool], seconds: float, files: set[str]) -> None:
         look = self._age()
         while not condition():
-            if files and self._mapped is None and self._age() >= look:
-                if maps_any(self.pids(), files):
-                    self._mapped = self._age()
+            if self._age() >= look:
+                self._look(files)
                 look = self._age() + _LOOK_EVERY
             if self._process.poll() is not None:
                 why = f"ended with status {self._process.returncode}"
@@ -89,6 +89,10 @@ class EngineProcess:
                 time.sleep(0.002)
                 continue
             raise TargetError(f"{self._engine.name} {why}: {self.last_words()}")
+
+    def _look(self, files: set[str]) -> None:
+        if files and self._mapped is None and maps_any(self.pids(), files):
+            self._mapped = self._age()
 
     def _listens(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
