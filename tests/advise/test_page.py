@@ -304,7 +304,7 @@ def browser() -> Iterator[Browser]:
 
 def test_it_listens_on_the_loopback_interface(address: str) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
-    assert httpx.get(address).status_code == 200
+    assert httpx.get(address, timeout=60).status_code == 200
 
 
 def test_it_works_without_javascript(browser: Browser, address: str) -> None:
