@@ -305,7 +305,7 @@ def test_a_full_queue_is_refused(tiny_chat_model: Path) -> None:
 
 
 def test_closing_ends_streams_and_refuses_new_ones(tmp_path: Path) -> None:
-    endless = write_chat_model(tmp_path / "endless.gguf", context=16384)
+    endless = write_chat_model(tmp_path / "endless.gguf", context=8192)
 
     async def main() -> None:
         model = AsyncLLM(str(endless), threads=1)

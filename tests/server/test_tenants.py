@@ -58,12 +58,12 @@ def test_another_is_served_while_the_flood_goes_on(tmp_path: Path) -> None:
     """It finds a place at once, where all places are wanted, and its prompt does not wait."""
     keys = tmp_path / "keys.toml"
     write_keys(keys, "flood", "modest")
-    model = write_chat_model(tmp_path / "long.gguf", context=16384)
+    model = write_chat_model(tmp_path / "long.gguf", context=8192)
     with serving(
         str(model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
         "--api-key-file", str(keys),
     ) as server:  # fmt: skip
-        body = {**BODY, "n": 1, "max_tokens": 16000, "stream": True}  # which take many seconds
+        body = {**BODY, "n": 1, "max_tokens": 8000, "stream": True}  # which take many seconds
         flood = [
             begin_request(server, "/v1/chat/completions", body, key="flood") for _ in range(20)
         ]

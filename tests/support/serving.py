@@ -222,7 +222,7 @@ class Stream(threading.Thread):
                 self.data += part
                 if b"data: " in self.data:
                     self.begun.set()
-                if b"[DONE]" in self.data:
+                if self.data.endswith(b"\r\n0\r\n\r\n"):  # also of one that ends with an error
                     return
 
 
