@@ -7,7 +7,6 @@ from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import Content, Piece, Reasoning
 from tidemill.server.tools.steps import SPACES
 
-
 _MAX_SPACE = 64
 
 
