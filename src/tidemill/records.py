@@ -99,7 +99,8 @@ def _own_fields(cls: Any, kw_only: bool) -> Fields:
         field: Any = default
         if not isinstance(default, dataclasses.Field):
             field = dataclasses.field(default=default)
-        if not field.init or any(word in str(kind) for word in ("ClassVar", "InitVar", "KW_ONLY")):
+        written = str(kind)
+        if not field.init or "ClassVar" in written or "InitVar" in written or "KW_ONLY" in written:
             raise TypeError(
                 f"{cls.__name__}: use dataclasses.dataclass for fields that are no argument"
             )

@@ -52,7 +52,8 @@ def folder_with(case: TinyCase, path, *, rename=lambda name: name, config=None, 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_model_describes_itself(case: TinyCase, tmp_path):
     checkpoint = open_checkpoint(write_folder(case, tmp_path))
-    c, wanted = load_model(checkpoint).config, case.config
+    model = load_model(checkpoint)
+    c, wanted = model.config, case.config
     assert (c.n_layers, c.d_model) == (wanted["num_hidden_layers"], 64)
     assert (c.n_heads, c.n_kv_heads) == (4, wanted["num_key_value_heads"])
     assert c.head_dim == (wanted.get("head_dim") or 16)

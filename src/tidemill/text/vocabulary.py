@@ -39,7 +39,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
+    others = sorted(set(range(256)).difference(printable))
     table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return table
 
