@@ -6,12 +6,12 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, Numbers
 
 if TYPE_CHECKING:
     from tidemill.bench.arrivals import Closed, Gamma
@@ -20,30 +20,6 @@ if TYPE_CHECKING:
     from tidemill.bench.scenario import Scenario
     from tidemill.cli.bench_progress import BenchProgress
     from tidemill.cli.bench_results import Keeper
-
-
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers above 0, with commas between."""
-
-    name = "N,N,..."
-
-    def __init__(self, *, whole: bool = False) -> None:
-        self._whole = whole
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(part) for part in str(value).split(","))
-        except ValueError:
-            numbers = ()
-        if not numbers or not all(0 < n <= 1e5 and (n.is_integer() or not self._whole)
-                                  for n in numbers):  # fmt: skip
-            kind = "whole numbers" if self._whole else "numbers"
-            self.fail(f"{value!r} is no list of {kind} above 0, such as 1,2,4", param, ctx)
-        return numbers
 
 
 class _Points:
@@ -183,17 +159,21 @@ def search(
     "--points", "count", type=click.IntRange(2, 50), default=6, show_default=True,
     help="Rates, up to a tenth more than can be done, which is found first.",
 )  # fmt: skip
-@click.option("--rates", type=Numbers(), help="Requests a second, instead.")
 @click.option(
-    "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
-)
+    "--rates", type=Numbers(Number(min=0, min_open=True, max=1e5)),
+    help="Requests a second, instead.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=Numbers(click.IntRange(1, 100_000)),
+    help="Requests at a time (closed loop), instead.",
+)  # fmt: skip
 @click.option(
     "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
     asked: Asked, scenario: str, count: int, rates: tuple[float, ...] | None,
-    concurrency: tuple[float, ...] | None, trial: float,
+    concurrency: tuple[int, ...] | None, trial: float,
 ) -> None:  # fmt: skip
     """Measure latency and throughput at several loads.
 
@@ -209,9 +189,9 @@ def curve(
         raise click.UsageError("--rates or --concurrency, not both")
     chosen, burstiness = _at_any_rate(asked, scenario)
     loads: list[Closed | Gamma] = [Gamma(rate, burstiness) for rate in rates or ()]
-    loads += [Closed(int(number)) for number in concurrency or ()]
+    loads += [Closed(number) for number in concurrency or ()]
     if concurrency:
-        chosen = msgspec.structs.replace(chosen, load=Closed(int(max(concurrency))))
+        chosen = msgspec.structs.replace(chosen, load=Closed(max(concurrency)))
     with _points(asked, chosen) as points:
         if not loads:
             most = saturate(points.measure, trial / 3, points.progress.note)
