@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.bench_options import Limits
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, front_end_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -142,6 +142,7 @@ class Factors(click.ParamType["Profile"]):
     "--policy", type=click.Choice(_POLICIES), default=_POLICIES[0], show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
+@front_end_option
 @click.option("--rate", type=_RATE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
@@ -187,6 +188,7 @@ def simulate(
     replicas: int | None,
     max_sequences: int | None,
     policy: str,
+    front_end: float | None,
     rate: float | None,
     concurrency: int | None,
     profile: Profile | None,
@@ -217,6 +219,7 @@ def simulate(
     from tidemill.bench import scenario as known
     from tidemill.cli.progress import status_line
     from tidemill.simulate.changes import Autoscale
+    from tidemill.simulate.deploy import with_front_end
     from tidemill.simulate.play import Deployment
     from tidemill.simulate.predict import predict
 
@@ -230,6 +233,8 @@ def simulate(
     else:
         spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
         template = proof = None
+    if front_end is not None:
+        spec = with_front_end(spec, front_end / 1000)
     count = replicas or (autoscale[0] if autoscale else 1)
     deployment = Deployment(
         (spec,) * count, policy=policy, failures=failures, autoscale=scaling, template=template

@@ -8,7 +8,7 @@ import click
 
 from tidemill.cli.bench_options import Limits
 from tidemill.cli.blocks import echo_blocks, echo_json
-from tidemill.cli.options import Number, price_option
+from tidemill.cli.options import Number, front_end_option, price_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,6 +79,7 @@ _RATE = Number(min=0, min_open=True, max=_MOST_RATE)
 @click.option(
     "--bits", type=Bits(), default=(4, 8, 16), help="Of weights. [default: 4,8,16]",
 )  # fmt: skip
+@front_end_option
 @price_option
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the requests."
@@ -96,6 +97,7 @@ def size(
     spare: int,
     hardware: str,
     bits: tuple[int, ...],
+    front_end: float | None,
     prices: tuple[tuple[str, float], ...],
     seed: int,
     as_json: bool,
@@ -132,6 +134,8 @@ def size(
     trials = ScenarioLoad(scenario, load.kind, seed)
     goal = Goal(slo or scenario.slo or Slo(), load, spare)
     options = options_of(hardware, model, trials.mix.context, bits, dict(prices))
+    if front_end is not None:
+        options = [option.with_front_end(front_end / 1000) for option in options]
     with status_line() as rewrite:
         found = search(options, goal, trials.mix, trials, say=rewrite)
     if as_json:

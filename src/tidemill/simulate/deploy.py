@@ -1,4 +1,4 @@
-"""Replicas from calibrations, with the limits that an engine would be started with."""
+"""Replicas as they would be started, or as a user says that they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.result import OPEN_SEQUENCES
 from tidemill.bench.scenario import Prepared
-from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.base import FrontEnd, ReplicaSpec
 
 
 def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = None) -> ReplicaSpec:
@@ -22,3 +22,8 @@ def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = N
         spec, max_sequences=max_sequences, max_context=context, n_blocks=min(spec.n_blocks, most),
         max_batch_tokens=max(spec.max_batch_tokens, max_sequences),
     )  # fmt: skip
+
+
+def with_front_end(spec: ReplicaSpec, seconds: float) -> ReplicaSpec:
+    """With a front end that takes so long of each request, whatever its prompt is."""
+    return replace(spec, front=FrontEnd(seconds, source="as given"))

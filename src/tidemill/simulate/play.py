@@ -37,8 +37,7 @@ class Deployment:
         """With all that takes time taking ``factor`` times as long."""
         specs = tuple(
             replace(
-                spec, step_time=Scaled(spec.step_time, factor),
-                request_seconds=spec.request_seconds * factor,
+                spec, step_time=Scaled(spec.step_time, factor), front=spec.front.scaled(factor)
             )
             for spec in self.specs
         )  # fmt: skip
