@@ -61,8 +61,9 @@ class Limit(msgspec.Struct, frozen=True):
 
 class Prediction(msgspec.Struct, kw_only=True):
     """``figures``: those of ``summary`` by name ("ttft.p50", "output_rate" ...), with their bands.
-    ``front``: what is taken of front ends. ``saturated``: why the figures are bounds only, if so. ``by_shape``: of each shape, without
-    bands. ``replica_hours`` are those of the whole run, ``price`` of an hour of it."""
+    ``front``: what the front ends take, in words. ``saturated``: why the figures are bounds only,
+    if so. ``by_shape``: of each shape, without bands. ``replica_hours`` are those of the whole run,
+    ``price`` of an hour of it."""
 
     origin: Origin
     source: str
