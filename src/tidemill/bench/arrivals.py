@@ -45,6 +45,10 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind", forbid_u
                     f"{name} must be more than 0, and {MAX_RATE:g} at most, not {value}"
                 )
 
+    def at(self, rate: float) -> Gamma:
+        """The same at another rate."""
+        return Gamma(rate, self.burstiness)
+
     def due(self, rng: random.Random) -> Iterator[float]:
         """Seconds from the start at which requests are due, without end."""
         scale = 1 / (self.rate * self.burstiness)

@@ -15,7 +15,9 @@ from tidemill.bench.measures import Summary
 from tidemill.bench.records import Recording
 from tidemill.bench.report import load_words, seconds
 from tidemill.bench.result import Result
+from tidemill.bench.scenario import rate_of
 from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
+from tidemill.bench.traces import TraceFile
 
 _GAIN = 1.1
 _MOST_AT_A_TIME = 1024
@@ -60,9 +62,12 @@ def spread(most: float, points: int) -> list[float]:
     return [rounded(_OVER * most * (i + 1) / points) for i in range(points)]
 
 
-def enough(load: Closed | Gamma, trial: float) -> float:
-    """Seconds of a point: ``trial``, or as long as a few requests take to come."""
-    return max(trial, LEAST_REQUESTS / load.rate) if isinstance(load, Gamma) else trial
+def enough(load: Closed | Gamma | TraceFile, trial: float, requests: int) -> float:
+    """Seconds of a point: ``trial``, or as long as a few requests take to come; of a trace, all its
+    ``requests``."""
+    if (rate := rate_of(load)) is None:
+        return trial
+    return requests / rate if isinstance(load, TraceFile) else max(trial, LEAST_REQUESTS / rate)
 
 
 def _ended(recording: Recording) -> float:
@@ -102,12 +107,13 @@ def _load(result: Result) -> tuple[bool, float]:
     load = result.scenario.load
     if isinstance(load, Closed):
         return False, load.concurrency
-    return True, load.rate if isinstance(load, Gamma) else 0.0
+    return True, rate_of(load) or 0.0
 
 
 def _label(result: Result) -> str:
     load = result.scenario.load
-    return f"{load.rate:g}/s" if isinstance(load, Gamma) else load_words(load)
+    rate = rate_of(load)
+    return load_words(load) if rate is None else f"{rate:g}/s"
 
 
 def _cell(summary: Summary, name: str, share: str) -> str:

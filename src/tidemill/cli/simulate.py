@@ -268,7 +268,7 @@ def _changed(
     if isinstance(load, Starts):
         return scenario  # which is refused later
     if rate is not None:
-        load = Gamma(rate, load.burstiness if isinstance(load, Gamma) else 1.0)
+        load = Gamma(rate) if isinstance(load, Closed) else load.at(rate)
     elif concurrency is not None:
         load = Closed(concurrency)
     scenario = msgspec.structs.replace(scenario, load=load)

@@ -130,7 +130,7 @@ def _requests(scenario: Scenario, seed: int) -> Iterator[_Request]:
         turns = workload.sizes(index).shape.turns
         for turn in range(turns):
             sizes = workload.sizes(index, turn)
-            if not turn and sizes.beginning:
+            if not turn and sizes.parts:
                 before = sizes.shape.prefix
             prompt = sizes.words + task_tokens(sizes)
             yield _Request(before, prompt, sizes.max_tokens)
