@@ -35,12 +35,11 @@ def distributions(name: str, shown: Sequence[Shown]) -> list[Picture]:
 
 def latencies(recording: Recording, which: str) -> npt.NDArray[np.float64]:
     """In seconds, ascending, of the good requests that were due in the window."""
-    window, of = recording.window, _OF[which]
+    of = _OF[which]
     found = [
         value
-        for record in recording.records
-        if record.error is None and window.opened <= record.due < window.closed
-        if (value := of(record)) is not None
+        for record in recording.due
+        if record.error is None and (value := of(record)) is not None
     ]
     return np.sort(np.asarray(found, dtype=np.float64))
 
