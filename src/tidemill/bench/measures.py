@@ -30,7 +30,6 @@ MAX_DELAY = 0.01
 """Seconds of dispatch delay at p99 beyond which a run says more of the load generator than of what
 it measures."""
 
-
 _MOST = 1e15
 """Beyond what any figure is."""
 
@@ -116,10 +115,10 @@ class Summary(msgspec.Struct, kw_only=True):
     invalid: str | None
     short: int = 0
     """Of the good answers, how many are known to have fewer tokens than they could have."""
-    variation: float | None = None
-    """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
     long: int = 0
     """And how many to have more."""
+    variation: float | None = None
+    """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
@@ -176,8 +175,8 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         watched=recording.watched,
         invalid=_invalid(len(due), delay_p99, errors),
         short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
-        variation=variation([r.due for r in due if not r.turn]),
         long=sum(r.output_tokens is not None and r.output_tokens > r.asked for r in good),
+        variation=variation([r.due for r in due if not r.turn]),
         verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 
@@ -197,10 +196,11 @@ def _invalid(requests: int, delay_p99: float, errors: Mapping[str, int]) -> str 
     return None
 
 
+# In the order in which they are shown, by the names that they have in capitals there.
 LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
     "ttft": lambda r: [ttft(r)],
-    "itl": gaps,
     "tpot": lambda r: [] if (value := tpot(r)) is None else [value],
+    "itl": gaps,
     "e2e": lambda r: [e2e(r)],
 }
 

@@ -94,10 +94,9 @@ class Machine(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, kw_only=True):
     """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
     options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
-    there are several. ``per_core``: output tokens a second for each thread of an engine that was
-    started here. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``: what
-    the user calls it; runs of one name are repeats of each other. ``series``: what the points of
-    one curve or search have in common."""
+    there are several. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``:
+    what the user calls it; runs of one name are repeats of each other. ``series``: what the points
+    of one curve or search have in common."""
 
     format: int = FORMAT
     id: str = ""
@@ -112,10 +111,14 @@ class Result(msgspec.Struct, kw_only=True):
     machine: Machine
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
-    per_core: float | None = None
     resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
+
+    @property
+    def per_core(self) -> float | None:
+        """Output tokens a second for each thread of an engine that was started here."""
+        return None if self.resources is None else self.resources.density.per_core_given
 
 
 class Measurement(NamedTuple):
@@ -191,7 +194,6 @@ class Server:
                 shape.name: summarise(recording, result.slo, shape.name) for shape in shapes
             }
         result.resources = _resources(self._sampler, recording.window, result, settings.prices)
-        result.per_core = result.resources.density.per_core_given
         result.notes = prepared.notes + _notes(scenario, result, endpoint, self._full_length)
         return Measurement(result, recording)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
+from tidemill.bench.measures import LATENCIES
 from tidemill.bench.report import seconds
 from tidemill.bench.statistics import LEVEL, Estimate
 
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _HEADER = ("", "A", "B", f"B / A ({LEVEL:.0%} interval)", "B is", "effect")
 # Of Cliff's delta: Romano et al., "Exploring methods for evaluating group differences" (2006).
 _EFFECTS = ((0.147, "negligible"), (0.33, "small"), (0.474, "medium"), (1.0, "large"))
@@ -70,7 +70,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def row(figure: Figure) -> tuple[str, ...]:
     """Of the table: name, A, B, change, verdict, effect."""
     name, _, rest = figure.name.partition(" ")
-    title = f"{_TITLES[name]} {rest}" if name in _TITLES else figure.name
+    title = f"{name.upper()} {rest}" if name in LATENCIES else figure.name
     return (
         title,
         _value(figure.a, figure.unit),
