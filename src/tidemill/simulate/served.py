@@ -26,7 +26,7 @@ from tidemill.bench.targets import FULL_LENGTH, GREEDY
 from tidemill.engine.step_time import attended
 from tidemill.simulate.base import StepTime, StepWork
 from tidemill.simulate.calibration import Served
-from tidemill.simulate.fit import nonnegative_least_squares, quantile
+from tidemill.simulate.fit import nonnegative_least_squares
 
 _STREAMS = (1, 2, 4, 8, 16)
 _WORDS = 6  # of a prompt: the longer its step, the less can be said of what comes before it
@@ -100,7 +100,7 @@ def served_costs(
     prompts = [answer.times[0] - sent - _prompt_seconds(steps, answer) for sent, answer in first]
     per_request = max(0.0, statistics.median(prompts))
     middle = statistics.median(answer.times[0] - sent for sent, answer in first)
-    spread = (quantile(prompts, 0.75) - quantile(prompts, 0.25)) / 2 / middle
+    low, high = np.quantile(prompts, (0.25, 0.75))
     matrix = np.array([[1.0, n] for n in gaps])
     added = np.array(
         [
@@ -115,7 +115,7 @@ def served_costs(
         per_request=max(0.0, per_request - float(per_step + per_token)),
         per_step=float(per_step),
         per_token=float(per_token),
-        spread=spread,
+        spread=float(high - low) / 2 / middle,
     )
 
 

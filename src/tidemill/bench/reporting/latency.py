@@ -12,6 +12,7 @@ from tidemill.bench.records import Record, Recording
 from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
+from tidemill.bench.statistics import rank
 
 _TITLES = {
     "ttft": "Time to the first token (TTFT)",
@@ -96,8 +97,7 @@ def _distribution(name: str, which: str, shown: Sequence[Shown]) -> Picture | No
 
 
 def _at(values: npt.NDArray[np.float64], share: float) -> float:
-    """The percentile as ``statistics.percentiles`` has it."""
-    return float(values[max(0, int(np.ceil(share * len(values) * (1 - 1e-12))) - 1)])
+    return float(values[rank(len(values), share)])
 
 
 def _steps(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:

@@ -10,6 +10,7 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.statistics import rank
 from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Workload
 from tidemill.records import dataclass
@@ -144,6 +145,6 @@ def _mix(requests: list[_Request], context: int) -> Mix:
         prompt=sum(prompts) / n,
         cached=sum(request.cached for request in requests) / n,
         output=sum(request.output for request in requests) / n,
-        longest=prompts[math.ceil(0.99 * n) - 1],
+        longest=prompts[rank(n, 0.99)],
         context=context,
     )
