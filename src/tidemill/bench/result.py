@@ -17,7 +17,6 @@ import msgspec
 
 from tidemill import __version__
 from tidemill.bench.apart import run_apart
-from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
@@ -32,10 +31,6 @@ from tidemill.hardware import core_budget, cpu_info, memory_budget
 
 FORMAT = 1
 """Of a ``Result`` in JSON. What is only added to it does not change this."""
-
-OPEN_SEQUENCES = 8
-"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
-there are streams."""
 
 FEW = 100
 """Requests below which p99 is the slowest of them, or nearly."""
@@ -321,13 +316,9 @@ def _starts(
 def _launch(prepared: Prepared, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
     """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
-    load = prepared.load
-    sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
-    if isinstance(load, Starts):
-        sequences = 1
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         yield Launch(
-            model=settings.path, context=prepared.context, sequences=sequences,
+            model=settings.path, context=prepared.context, sequences=prepared.sequences,
             threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
             arguments=settings.arguments,
         )  # fmt: skip

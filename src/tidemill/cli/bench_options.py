@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_engines import prices_options
+from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Number, threads_option
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidemill.cli.bench_results import Keeper
 
 POSITIVE = Number(min=0, min_open=True, max=1e6)
+_PRICE = Number(min=0, max=1e9)
 
 
 class Limits(click.ParamType["Slo"]):
@@ -140,16 +141,39 @@ class Asked:
 
     def write_json(self, value: Any) -> None:
         """Where it was asked for, if it was."""
-        import msgspec
-
-        if self.json_file is None:
-            return
-        data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
         if self.json_file == "-":
-            click.echo(data.decode(), nl=False)
-        else:
-            with open(self.json_file, "wb") as file:
-                file.write(data)
+            echo_json(value)
+        elif self.json_file is not None:
+            with open(self.json_file, "w", encoding="utf-8") as file:
+                echo_json(value, file)
+
+
+def _prices_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``prices`` (``bench.resources.Prices``)."""
+
+    @click.option(
+        "--price-per-hour", type=_PRICE, metavar="PRICE",
+        help="Of the machine, in any currency: then costs of a million tokens are told.",
+    )  # fmt: skip
+    @click.option("--power-price", type=_PRICE, metavar="PRICE", help="Of a kWh.")
+    @click.option(
+        "--people-per-hour", type=_PRICE, metavar="PRICE", help="Of those who run the machine."
+    )
+    @click.option(
+        "--watts", type=Number(min=0, min_open=True, max=1e6),
+        help="The machine's power under load, for an estimate where there is no meter.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_prices(
+        *args: Any, price_per_hour: float | None, power_price: float | None,
+        people_per_hour: float | None, watts: float | None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        from tidemill.bench.resources import Prices
+
+        prices = Prices(hour=price_per_hour, kwh=power_price, people=people_per_hour, watts=watts)
+        return command(*args, prices=prices, **kwargs)
+
+    return with_prices
 
 
 _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
@@ -196,7 +220,7 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
         "--engine-args", default="", metavar="TEXT", help="More arguments for the engine."
     ),
-    prices_options,
+    _prices_options,
     click.option("--name", help="What to call the results; runs of one name are repeats."),
     click.option(
         "--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`)."

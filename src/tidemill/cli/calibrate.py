@@ -18,7 +18,7 @@ _SHOWN_PROMPTS = (16, 64, 256, 512)
 _SHOWN_CONTEXT = 256
 
 
-@click.command(short_help="Measure how long this machine takes, for simulate and size.")
+@click.command()
 @click.argument("model", default="smollm2")
 @threads_option
 @kv_dtype_option

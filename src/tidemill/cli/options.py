@@ -30,6 +30,35 @@ class Number(click.FloatRange):
         return number
 
 
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Numbers above 0, up to ``most``, with commas between."""
+
+    name = "N,N,..."
+
+    def __init__(self, *, whole: bool = False, most: float = 1e5) -> None:
+        self._whole = whole
+        self._most = most
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(
+                int(part) if self._whole else float(part) for part in str(value).split(",")
+            )
+        except ValueError:
+            numbers = ()
+        if not numbers or not all(0 < number <= self._most for number in numbers):
+            kind = "whole numbers" if self._whole else "numbers"
+            self.fail(
+                f"{value!r} is no list of {kind} above 0, such as 1,2,4; the most is "
+                f"{self._most:g}", param, ctx,
+            )  # fmt: skip
+        return numbers
+
+
 class Text(click.ParamType[str]):
     """Text in the locale's encoding: other bytes of an argument arrive as lone surrogates."""
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import Limits
+from tidemill.cli.bench_options import POSITIVE, Limits
+from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Number
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ _POLICIES = (
     "least-outstanding", "round-robin", "random", "two-choices", "prefix", "weighted",
 )  # fmt: skip
 _MOST_REPLICAS = 100_000
-_POSITIVE = Number(min=0, min_open=True, max=1e6)
-_RATE = Number(min=0, min_open=True, max=1e6)
 
 
 class Span(click.ParamType[tuple[int, int]]):
@@ -104,7 +103,7 @@ class Factors(click.ParamType["Profile"]):
             self.fail(str(error), param, ctx)
 
 
-@click.command("simulate", short_help="Predict what a deployment would do, in virtual time.")
+@click.command("simulate")
 @click.option(
     "--scenario", "name", default="short-chat", show_default=True, metavar="NAME|FILE.toml",
     help="What is asked; see `tidemill bench list`.",
@@ -142,7 +141,7 @@ class Factors(click.ParamType["Profile"]):
     "--policy", type=click.Choice(_POLICIES), default=_POLICIES[0], show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
-@click.option("--rate", type=_RATE, help="Requests a second, in place of the scenario's load.")
+@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
@@ -151,7 +150,7 @@ class Factors(click.ParamType["Profile"]):
     "--load-profile", "profile", type=Factors(),
     help="How the rate changes: factors from these seconds on.",
 )  # fmt: skip
-@click.option("--seconds", type=_POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", type=POSITIVE, help="Of measuring. [default: the scenario's]")
 @click.option(
     "--requests", type=click.IntRange(1, 100_000_000), metavar="N",
     help="As long as it takes for so many, in place of --seconds.",
@@ -167,10 +166,9 @@ class Factors(click.ParamType["Profile"]):
     "requests are tried again.",
 )  # fmt: skip
 @click.option(
-    "--slo",
-    type=Limits(),
+    "--slo", type=Limits(),
     help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
-)
+)  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn."
 )
@@ -244,7 +242,7 @@ def simulate(
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     if as_json:
-        _echo_json(found, scenario)
+        echo_json({"scenario": scenario, "prediction": found})
     else:
         _echo(found, scenario, spec, policy, slo or scenario.slo)
 
@@ -259,14 +257,10 @@ def _changed(
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts
 
+    scenario = scenario.loaded(rate, concurrency)
     load = scenario.load
     if isinstance(load, Starts):
         return scenario  # which is refused later
-    if rate is not None:
-        load = Gamma(rate, load.burstiness if isinstance(load, Gamma) else 1.0)
-    elif concurrency is not None:
-        load = Closed(concurrency)
-    scenario = msgspec.structs.replace(scenario, load=load)
     if seconds is not None:
         return msgspec.structs.replace(scenario, seconds=seconds)
     if requests is None:
@@ -290,7 +284,7 @@ def _of_calibration(
     path: Path | None, prepared: Prepared, max_sequences: int | None
 ) -> tuple[ReplicaSpec, Template | None, Proof | None]:
     from tidemill.simulate import calibration as files
-    from tidemill.simulate.deploy import benched
+    from tidemill.simulate.play import benched
     from tidemill.simulate.proof import proof_beside
 
     if path is None:
@@ -327,19 +321,14 @@ def _of_hardware(
     name: str, model: str, bits: str, tp: int, pp: int, scenario: Scenario,
     max_sequences: int | None,
 ) -> ReplicaSpec:  # fmt: skip
-    from tidemill.simulate.analytic import analytic
+    from tidemill.simulate.analytic import analytic, format_of
     from tidemill.simulate.profiles import load_hardware
     from tidemill.simulate.shapes import load_shape
 
     hardware = load_hardware(name)
-    formats = {"4": "int4", "8": "int8", "16": "bf16"}
-    if hardware.kind == "cpu":
-        formats = {"4": "q4_k", "8": "q8_0", "16": "bf16"}
-    elif "fp8" in hardware.flops:
-        formats["8"] = "fp8"
     try:
         return analytic(
-            hardware, load_shape(model), weights=formats[bits], tensor_parallel=tp,
+            hardware, load_shape(model), weights=format_of(hardware, int(bits)), tensor_parallel=tp,
             pipeline_parallel=pp, max_context=scenario.context, max_sequences=max_sequences,
         )  # fmt: skip
     except ValueError as error:
@@ -364,10 +353,3 @@ def _echo(
         )
     if len(scenario.tenants) > 1:
         click.echo("  note: tenants are served in order of arrival; fair shares are not simulated")
-
-
-def _echo_json(found: Prediction, scenario: Scenario) -> None:
-    import msgspec
-
-    data = msgspec.json.encode({"scenario": scenario, "prediction": found})
-    click.echo(msgspec.json.format(data, indent=2).decode())

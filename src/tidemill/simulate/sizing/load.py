@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -31,10 +30,6 @@ _LIVES = 5
 
 _FOR_EVER = 1e6  # seconds: nobody gives up
 
-_BY_CHANCE = 3
-"""Standard deviations of a Poisson process by which more may be outstanding in the second half of
-the window than in the first, without that the queue grows."""
-
 
 class LoadError(ValueError):
     """A scenario that cannot be sized for."""
@@ -59,7 +54,7 @@ class ScenarioLoad:
         self._scenario = scenario
         self.kind = kind
         self._seed = seed
-        self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+        self._burstiness = scenario.burstiness
         requests = list(_requests(scenario, seed))
         self._turns = len(requests) / _SAMPLE
         self.mix = _mix(requests, scenario.context)
@@ -69,23 +64,19 @@ class ScenarioLoad:
         run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
         summary, usage = run.tally.summary(None), run.usage
         time = run.seconds * replicas
-        opened, closed = run.tally.opened, run.tally.closed
-        middle = (opened + closed) / 2
-        first = run.tally.outstanding(opened, middle)
-        second = run.tally.outstanding(middle, closed)
         return Trial(
             load=load,
             replicas=replicas,
             requests=summary.requests,
             failed=summary.requests - summary.good,
-            growing=self.kind == "rate" and second - first > _BY_CHANCE * math.sqrt(first + 1),
+            growing=self.kind == "rate" and run.growing,
             latency={
                 metric: Latency(found["p50"].value, found["p99"].value)
                 for metric in METRICS
                 if (found := summary.latency.get(metric))
             },
             rate=summary.request_rate,
-            in_flight=(first + second) / 2,
+            in_flight=sum(run.outstanding) / 2,
             output_rate=summary.output_rate,
             busy=usage.busy / time,
             prompts=usage.prompts / usage.busy if usage.busy else 0.0,
