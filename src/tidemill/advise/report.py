@@ -8,9 +8,10 @@ from typing import Any
 
 from tidemill.advise import reasons
 from tidemill.advise.advice import Advice, Candidate, Choice
+from tidemill.advise.answers import in_words
 from tidemill.advise.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.advise.facts import CLASSES, MAX_AGE, Engine
-from tidemill.advise.flips import Decision, Flip, Flips, show
+from tidemill.advise.flips import Decision, Flip, Flips
 from tidemill.advise.questions import QUESTIONS
 from tidemill.advise.scores import DIMENSIONS
 
@@ -211,7 +212,7 @@ def _answers(advice: Advice) -> Iterator[Block]:
     yield Table(
         ("answer", "value"),
         tuple(
-            (q.key, show(advice.answers.get(q)) + (" (assumed)" if q.key in assumed else ""))
+            (q.key, in_words(advice.answers.get(q)) + (" (assumed)" if q.key in assumed else ""))
             for q in QUESTIONS
         ),
     )

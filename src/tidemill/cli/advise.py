@@ -183,7 +183,7 @@ def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answ
         )
     from tidemill.cli.interview import Interview
 
-    return Interview({}, engines).run()
+    return Interview(engines).run()
 
 
 def _check_facts(

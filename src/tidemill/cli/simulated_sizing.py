@@ -6,12 +6,13 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import Number, Size, gpus_of, hardware_of, in_flight
+from tidemill.advise.evidence import Number, Size
 from tidemill.advise.facts import Engine
-from tidemill.advise.flow import Part
+from tidemill.advise.flow import Part, gpus_of, hardware_of, in_flight
+from tidemill.advise.questions import kind_of_processor
 from tidemill.bench import scenario as known
 from tidemill.bench.measures import Slo
-from tidemill.cli.kept_results import called, kind_of_processor
+from tidemill.cli.kept_results import called
 from tidemill.records import dataclass
 from tidemill.simulate import calibration
 from tidemill.simulate.analytic import BITS

@@ -10,19 +10,19 @@ time between tokens of 1, 4, 8 ... streams with that of steps of so many decodes
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from tidemill.bench.client import Client, Endpoint, Reply
 from tidemill.bench.engines import ENGINES, MODEL_NAME, Launch, TargetError, started
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.targets import FULL_LENGTH, GREEDY
+from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.engine.step_time import attended
 from tidemill.simulate.base import StepTime, StepWork
 from tidemill.simulate.calibration import Served
@@ -33,11 +33,6 @@ _WORDS = 6  # of a prompt: the longer its step, the less can be said of what com
 _TOKENS = 48  # of an answer
 _READY_SECONDS = 300.0
 _TIMEOUT = 300.0
-_VOCABULARY = (
-    "river", "stone", "morning", "window", "market", "paper", "garden", "winter", "engine",
-    "letter", "bridge", "summer", "table", "music", "harbour", "forest", "silver", "candle",
-    "mountain", "kitchen", "island", "ladder", "pocket", "thunder", "village",
-)  # fmt: skip
 
 Say = Callable[[str], None]
 
@@ -60,7 +55,7 @@ def measure_served(
         )
         with started(ENGINES["tidemill"], launch) as process:
             process.until_ready(_READY_SECONDS)
-            endpoint = Endpoint(process.url, MODEL_NAME)
+            endpoint = Endpoint(process.url, MODEL_NAME, extra={**GREEDY, **FULL_LENGTH})
             return asyncio.run(_measure(endpoint, steps, sequences, requests, repeats, say))
 
 
@@ -68,19 +63,31 @@ async def _measure(
     endpoint: Endpoint, steps: StepTime, sequences: int, requests: int, repeats: int, say: Say
 ) -> Served:
     client = Client(endpoint, _TIMEOUT)
-    rng = random.Random(0)
+    numbers = itertools.count()
+
+    async def ask(streams: int, tokens: int) -> list[tuple[Reply, Answer]]:
+        """So many requests at once, each with a prompt of its own and an answer of ``tokens``."""
+        workload = Workload((Shape("words", Fixed(_WORDS), Fixed(tokens)),))
+        bodies = [endpoint.body(workload.prompt(next(numbers))) for _ in range(streams)]
+        replies = await asyncio.gather(*(client.send(body) for body in bodies))
+        answers = [(reply, read(reply)) for reply in replies]
+        for _, answer in answers:
+            if answer.error is not None:
+                raise TargetError(f"the server's answer failed, {answer.error}: {answer.detail}")
+        return answers
+
     try:
-        await _ask(client, rng, 2, 4)  # the first requests of a server load what they need
+        await ask(2, 4)  # the first requests of a server load what they need
         first = []
         for done in range(requests):
             say(f"request {done + 1} of {requests}")
-            first += await _ask(client, rng, 1, 2)
+            first += await ask(1, 2)
         counts = [n for n in _STREAMS if n <= sequences]
         gaps: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
         for _ in range(repeats):
             for n in counts:
                 say(f"{n} streams")
-                gaps[n].append(_gap(await _ask(client, rng, n, _TOKENS)))
+                gaps[n].append(_gap(await ask(n, _TOKENS)))
     finally:
         client.close()
     return served_costs(
@@ -132,7 +139,7 @@ def _gap(answers: Sequence[tuple[Reply, Answer]]) -> tuple[float, float]:
     gaps = [
         b - a
         for _, answer in answers
-        for a, b in zip(answer.times, answer.times[1:], strict=False)
+        for a, b in itertools.pairwise(answer.times)
         if a >= begin and b <= end
     ]
     if not gaps:
@@ -143,23 +150,3 @@ def _gap(answers: Sequence[tuple[Reply, Answer]]) -> tuple[float, float]:
 
 def _medians(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(gap for gap, _ in found), statistics.mean(c for _, c in found)
-
-
-async def _ask(
-    client: Client, rng: random.Random, streams: int, tokens: int
-) -> list[tuple[Reply, Answer]]:
-    """So many requests at once, each with a prompt of its own and an answer of ``tokens``."""
-    bodies = [
-        msgspec.json.encode({
-            "model": MODEL_NAME, "stream": True, "stream_options": {"include_usage": True},
-            "messages": [{"role": "user", "content": " ".join(rng.choices(_VOCABULARY, k=_WORDS))}],
-            "max_tokens": tokens, **GREEDY, **FULL_LENGTH,
-        })
-        for _ in range(streams)
-    ]  # fmt: skip
-    replies = await asyncio.gather(*(client.send(body) for body in bodies))
-    answers = [(reply, read(reply)) for reply in replies]
-    for _, answer in answers:
-        if answer.error is not None:
-            raise TargetError(f"the server's answer failed, {answer.error}: {answer.detail}")
-    return answers
