@@ -9,11 +9,11 @@ from typing import Any
 from tidemill.advise import reasons
 from tidemill.advise.advice import Advice, Candidate, Choice
 from tidemill.advise.answers import in_words
-from tidemill.advise.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.advise.facts import CLASSES, MAX_AGE, Engine
 from tidemill.advise.flips import Decision, Flip, Flips
 from tidemill.advise.questions import QUESTIONS
 from tidemill.advise.scores import DIMENSIONS
+from tidemill.presentation.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
 
 _PLACES = {"servers": "on the servers", "edge": "at the edge"}
 

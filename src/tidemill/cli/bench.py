@@ -42,7 +42,7 @@ for _command in (
     help="Tokens of the prompt step.",
 )  # fmt: skip
 @click.option(
-    "--streams", type=Numbers(whole=True, most=1024), default="1,8,32", show_default=True,
+    "--streams", type=Numbers(click.IntRange(1, 1024)), default="1,8,32", show_default=True,
     help="Sequences of each decode step.",
 )  # fmt: skip
 @click.option(

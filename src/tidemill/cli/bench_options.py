@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.blocks import echo_json
-from tidemill.cli.options import Number, threads_option
+from tidemill.cli.options import Number, named_numbers, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -35,18 +35,13 @@ class Limits(click.ParamType["Slo"]):
 
         if isinstance(value, Slo):
             return value
-        limits: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in Slo.__struct_fields__ or name in limits:
-                    raise ValueError
-                limits[name] = float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
-                    param, ctx,
-                )  # fmt: skip
+        try:
+            limits = named_numbers(value, dict.fromkeys(Slo.__struct_fields__, float))
+        except ValueError:
+            self.fail(
+                f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
+                param, ctx,
+            )  # fmt: skip
         try:
             return Slo(**limits)
         except ValueError as error:

@@ -156,17 +156,21 @@ def search(
     "--points", "count", type=click.IntRange(2, 50), default=6, show_default=True,
     help="Rates, up to a tenth more than can be done, which is found first.",
 )  # fmt: skip
-@click.option("--rates", type=Numbers(), help="Requests a second, instead.")
 @click.option(
-    "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
-)
+    "--rates", type=Numbers(Number(min=0, min_open=True, max=1e5)),
+    help="Requests a second, instead.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=Numbers(click.IntRange(1, 100_000)),
+    help="Requests at a time (closed loop), instead.",
+)  # fmt: skip
 @click.option(
     "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
     asked: Asked, scenario: str, count: int, rates: tuple[float, ...] | None,
-    concurrency: tuple[float, ...] | None, trial: float,
+    concurrency: tuple[int, ...] | None, trial: float,
 ) -> None:  # fmt: skip
     """Measure latency and throughput at several loads.
 
@@ -181,9 +185,9 @@ def curve(
     chosen = _at_any_rate(asked, scenario)
     burstiness = chosen.burstiness
     loads: list[Closed | Gamma] = [Gamma(rate, burstiness) for rate in rates or ()]
-    loads += [Closed(int(number)) for number in concurrency or ()]
+    loads += [Closed(number) for number in concurrency or ()]
     if concurrency:
-        chosen = chosen.loaded(None, int(max(concurrency)))
+        chosen = chosen.loaded(None, max(concurrency))
     with _points(asked, chosen) as points:
         if not loads:
             most = saturate(points.measure, trial / 3, points.progress.note)

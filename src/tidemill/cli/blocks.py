@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 if TYPE_CHECKING:
-    from tidemill.advise.document import Block
+    from tidemill.presentation.document import Block
 
 
 def echo_blocks(blocks: Iterable[Block], *, markdown: bool) -> None:
     """As Markdown, or as text that is as wide as the terminal, within reason."""
     import shutil
 
-    from tidemill.advise.document import as_markdown, as_text
+    from tidemill.presentation.document import as_markdown, as_text
 
     if markdown:
         click.echo(as_markdown(blocks), nl=False)

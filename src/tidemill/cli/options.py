@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidemill.engine.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+N = TypeVar("N", int, float)
 
 
 # Most characters of a text that is read: far over any context, far under a machine's memory.
@@ -30,33 +31,32 @@ class Number(click.FloatRange):
         return number
 
 
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers above 0, up to ``most``, with commas between."""
+class Numbers(click.ParamType[tuple[N, ...]]):
+    """Several of ``each``, with commas between: ``1,8,32``."""
 
     name = "N,N,..."
 
-    def __init__(self, *, whole: bool = False, most: float = 1e5) -> None:
-        self._whole = whole
-        self._most = most
+    def __init__(self, each: click.ParamType[N]) -> None:
+        self._each = each
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
+    ) -> tuple[N, ...]:
         if isinstance(value, tuple):
             return value
-        try:
-            numbers = tuple(
-                int(part) if self._whole else float(part) for part in str(value).split(",")
-            )
-        except ValueError:
-            numbers = ()
-        if not numbers or not all(0 < number <= self._most for number in numbers):
-            kind = "whole numbers" if self._whole else "numbers"
-            self.fail(
-                f"{value!r} is no list of {kind} above 0, such as 1,2,4; the most is "
-                f"{self._most:g}", param, ctx,
-            )  # fmt: skip
-        return numbers
+        return tuple(self._each.convert(part.strip(), param, ctx) for part in value.split(","))
+
+
+def named_numbers(text: str, kinds: Mapping[str, Callable[[str], N]]) -> dict[str, N]:
+    """The numbers of ``ttft=0.5,tpot=0.05``. Raises ValueError for a name that is not among
+    ``kinds`` or is there twice, and for what is no number of its kind."""
+    numbers: dict[str, N] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in kinds or name in numbers:
+            raise ValueError(f"{name!r} is not expected here")
+        numbers[name] = kinds[name](number)
+    return numbers
 
 
 class Text(click.ParamType[str]):

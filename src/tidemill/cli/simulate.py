@@ -9,7 +9,7 @@ import click
 
 from tidemill.cli.bench_options import POSITIVE, Limits
 from tidemill.cli.blocks import echo_json
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, named_numbers
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -56,18 +56,15 @@ class Repairs(click.ParamType["Failures"]):
 
         if isinstance(value, Failures):
             return value
-        fields: dict[str, Any] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in ("mtbf", "mttr", "start", "retries") or name in fields:
-                    raise ValueError
-                fields[name] = int(number) if name == "retries" else float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like mtbf=86400,mttr=600,start=30,retries=1 (seconds)",
-                    param, ctx,
-                )  # fmt: skip
+        try:
+            fields: dict[str, Any] = named_numbers(
+                value, {"mtbf": float, "mttr": float, "start": float, "retries": int}
+            )
+        except ValueError:
+            self.fail(
+                f"{value!r} is not like mtbf=86400,mttr=600,start=30,retries=1 (seconds)",
+                param, ctx,
+            )  # fmt: skip
         if "mtbf" not in fields:
             self.fail(
                 "mtbf, the mean seconds between failures of a replica, is missing", param, ctx

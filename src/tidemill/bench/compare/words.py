@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
 from tidemill.bench.measures import LATENCIES
 from tidemill.bench.report import seconds
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.presentation.markdown import cell, table
 
 _HEADER = ("", "A", "B", f"B / A ({LEVEL:.0%} interval)", "B is", "effect")
 # Of Cliff's delta: Romano et al., "Exploring methods for evaluating group differences" (2006).
@@ -35,14 +34,10 @@ def markdown(comparison: Comparison) -> str:
     lines = [f"### {comparison.scenario}: B against A", ""]
     lines += [f"- {line.strip()}" for line in _who(comparison)]
     lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
-    lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
-    lines += [_cells(row(figure)) for figure in comparison.figures]
+    rows = ([cell(text) for text in row(figure)] for figure in comparison.figures)
+    lines += ["", table(_HEADER, rows, ("---",) + ("---:",) * 3 + ("---",) * 2)]
     said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
     return "\n".join([*lines, "", *(f"- {line}" for line in said)])
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _who(comparison: Comparison) -> list[str]:

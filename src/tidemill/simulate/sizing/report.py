@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.advise.document import Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.presentation.document import Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
