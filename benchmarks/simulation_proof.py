@@ -29,7 +29,8 @@ from tidemill.bench.scenario import Scenario, prepare
 from tidemill.bench.workload import LogNormal, Shape, Uniform
 from tidemill.llm.loading import open_model
 from tidemill.simulate import calibration as files
-from tidemill.simulate.play import Deployment, benched
+from tidemill.simulate.deploy import benched
+from tidemill.simulate.play import Deployment
 from tidemill.simulate.predict import Prediction, predict
 from tidemill.simulate.proof import Proof, errors_of, figures, keep_proof
 from tidemill.simulate.templates import template_of

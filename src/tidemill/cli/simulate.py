@@ -281,7 +281,7 @@ def _of_calibration(
     path: Path | None, prepared: Prepared, max_sequences: int | None
 ) -> tuple[ReplicaSpec, Template | None, Proof | None]:
     from tidemill.simulate import calibration as files
-    from tidemill.simulate.play import benched
+    from tidemill.simulate.deploy import benched
     from tidemill.simulate.proof import proof_beside
 
     if path is None:

@@ -41,18 +41,6 @@ class Deployment:
         return replace(self, specs=tuple(spec.scaled(factor) for spec in self.specs))
 
 
-def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = None) -> ReplicaSpec:
-    """As ``bench run`` would start it for a scenario: places and context as that needs, and no more
-    KV memory than these can fill."""
-    places = prepared.sequences if max_sequences is None else max_sequences
-    context = min(prepared.context, spec.max_context)
-    most = places * -(-context // spec.block_size)
-    return replace(
-        spec, max_sequences=places, max_context=context, n_blocks=min(spec.n_blocks, most),
-        max_batch_tokens=max(spec.max_batch_tokens, places),
-    )  # fmt: skip
-
-
 @dataclass(slots=True)
 class Run:
     """What came of one playing. ``seconds``: until the last request had ended. ``usage``: of all
