@@ -303,7 +303,7 @@ def test_resources_have_one_value_each() -> None:
     assert figure(found, "cost per 10^6 tokens").change == pytest.approx(1)
     assert figure(found, "output per core").a == pytest.approx(4)
     said = words.text(found)
-    assert "1024 MiB" in said
+    assert "1.00 GiB" in said
 
 
 def test_cold_starts_are_repeats_of_themselves() -> None:

@@ -97,7 +97,7 @@ def _list() -> None:
 
 def report(made: Calibration) -> str:
     """What was found, for a terminal."""
-    from tidemill.simulate.compare import distances
+    from tidemill.simulate.analytic_error import distances
     from tidemill.simulate.shapes import load_shape
 
     error, noise = made.fit.error, made.fit.noise

@@ -10,6 +10,7 @@ import click
 from tidemill.cli.bench_options import POSITIVE, Limits
 from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Number, named_numbers
+from tidemill.simulate.routing import POLICIES
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from tidemill.simulate.proof import Proof
     from tidemill.simulate.traffic import Profile, Template
 
-_POLICIES = (
-    "least-outstanding", "round-robin", "random", "two-choices", "prefix", "weighted",
-)  # fmt: skip
 _MOST_REPLICAS = 100_000
 
 
@@ -135,7 +133,7 @@ class Factors(click.ParamType["Profile"]):
     "--hardware, what is usual]",
 )  # fmt: skip
 @click.option(
-    "--policy", type=click.Choice(_POLICIES), default=_POLICIES[0], show_default=True,
+    "--policy", type=click.Choice(list(POLICIES)), default="least-outstanding", show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
 @click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")

@@ -414,5 +414,4 @@ def test_figures_as_words() -> None:
     assert words.ratio(2.345) == "2.35×"
     assert words.limits(Slo(ttft=1.0, e2e=0.25)) == "TTFT 1 s, E2E 250 ms"
     assert words.limits(None) == "–"
-    assert words.size(3 << 30) == "3.00 GiB"
     assert words.listed(["a", "b", "c"]) == "a, b and c"

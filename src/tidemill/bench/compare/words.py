@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
 from tidemill.bench.measures import LATENCIES
-from tidemill.bench.report import seconds
+from tidemill.bench.report import seconds, size
 from tidemill.bench.statistics import LEVEL, Estimate
 from tidemill.presentation.markdown import cell, table
 
@@ -82,7 +82,7 @@ def _value(value: float, unit: Unit) -> str:
     if unit == "share":
         return f"{value:.1%}"
     if unit == "bytes":
-        return f"{value / 2**20:.0f} MiB"
+        return size(value)
     suffix = {"per second": "/s", "joules": " J", "tokens": "", "money": ""}[unit]
     return f"{value:.3g}{suffix}" if value < 100 else f"{value:.0f}{suffix}"
 

@@ -11,7 +11,7 @@ import msgspec
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import MAX_DELAY
-from tidemill.bench.report import load_words
+from tidemill.bench.report import load_words, size
 from tidemill.bench.reporting import comparing, words
 from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import (
@@ -177,7 +177,7 @@ def _whom(every: Sequence[Shown]) -> Iterator[tuple[Cell, ...]]:
     said = set()
     for one in every:
         target, machine = one.result.target, one.result.machine
-        memory = "" if machine.memory is None else f", {words.size(machine.memory)}"
+        memory = "" if machine.memory is None else f", {size(machine.memory)}"
         extra = msgspec.json.encode(target.extra).decode() if target.extra else words.NONE
         row = (
             one.label,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.bench.measures import LATENCIES, SHARES, Summary
-from tidemill.bench.report import load_words, seconds
+from tidemill.bench.report import load_words, seconds, size
 from tidemill.bench.reporting import words
 from tidemill.bench.reporting.document import Cell, Table
 from tidemill.bench.reporting.runs import Shown
@@ -88,7 +88,7 @@ def _per_watt(resources: Resources) -> str:
 
 def _memory(resources: Resources) -> str:
     memory = resources.memory
-    return words.NONE if memory is None else f"{words.size(memory.peak)} ({memory.kind})"
+    return words.NONE if memory is None else f"{size(memory.peak)} ({memory.kind})"
 
 
 def _cost(resources: Resources) -> str:
