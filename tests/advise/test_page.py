@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import urlencode
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, expect
 from starlette.testclient import TestClient
 
 from support.advice import TODAY
-from support.browsing import browsing, page_of
+from support.browsing import accessible, page_of
 from tidemill.advise import flips, report
 from tidemill.advise.advice import advise
 from tidemill.advise.answers import Answers, defaults, from_values, read, write
@@ -299,12 +297,6 @@ def address() -> str:
     return found[0]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as browser:
-        yield browser
-
-
 def test_it_listens_on_the_loopback_interface(address: str) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
     assert httpx.get(address).status_code == 200
@@ -353,11 +345,6 @@ def test_everybody_can_use_it(browser: Browser, address: str, width: int, scheme
             page.goto(address + path)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             accessible(page)
-
-
-def accessible(page: Page) -> None:
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
 
 
 def test_every_weight_has_a_field(client: TestClient) -> None:
