@@ -50,6 +50,19 @@ def test_data_sheets(tidemill: Tidemill) -> None:
     assert done.returncode == 0, done.stderr
     assert "rag · 2 x h100-sxm, llama-3.1-8b" in done.stdout
     assert "over step times computed from: data sheets" in done.stdout
+    assert "before its first step a request takes 3.4 ms, and 2.2 us for each token" in done.stdout
+
+
+def test_a_front_end_that_is_known_better(tidemill: Tidemill, calibration: Path) -> None:
+    asked = ("--calibration", calibration, "--seconds", 20, "--no-bands", "--json")
+    before, given = (
+        json.loads(run(tidemill, *asked, *more).stdout)["prediction"]
+        for more in ((), ("--front-end", 250))
+    )
+    first = [found["figures"]["ttft.p50"]["value"] for found in (before, given)]
+    assert first[1] - first[0] >= 0.24
+    assert before["front"] == "0 ms (left out)"
+    assert given["front"] == "250 ms (as given)"
 
 
 def test_everything_at_once_as_json(tidemill: Tidemill, calibration: Path) -> None:

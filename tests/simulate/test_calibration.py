@@ -28,7 +28,9 @@ from tidemill.simulate.calibration import (
 
 @pytest.fixture
 def made() -> Calibration:
-    served = Served(per_request=4e-3, per_step=3e-4, per_token=2e-5, spread=0.1)
+    served = Served(
+        per_request=4e-3, per_prompt_token=5e-6, per_step=3e-4, per_token=2e-5, spread=0.1
+    )
     return calibration("dir/smollm2", served)
 
 
@@ -40,7 +42,8 @@ def test_what_is_written_is_read_again(made: Calibration, tmp_path: Path) -> Non
 def test_a_replica_costs_what_was_measured_and_what_its_server_adds(made: Calibration) -> None:
     spec = calibrated(made, hour=0.5)
     assert (spec.n_blocks, spec.max_sequences, spec.max_prefill_tokens) == (3000, 64, 256)
-    assert (spec.request_seconds, spec.hour, spec.devices) == (4e-3, 0.5, 1)
+    assert (spec.hour, spec.devices) == (0.5, 1)
+    assert spec.front.seconds(100) == pytest.approx(4e-3 + 100 * 5e-6)
     step = spec.step_time
     assert (step.origin, step.band) == ("measured", made.fit.error.p95)
     assert "dir/smollm2 on Some CPU, 2 threads, 2026-11-30" in step.source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from tidemill.bench.arrivals import Closed, Gamma
@@ -35,6 +36,8 @@ def _title(result: Result) -> str:
     machine = f"{result.machine.cores} cores of {result.machine.cpu}"
     threads = f"{target.threads} threads, " if target.threads else ""
     where = f"{threads}{machine}" if target.engine else f"asked from {machine}"
+    if target.arguments:
+        where += f" · with {shlex.join(target.arguments)}"
     return f"{result.scenario.name} · {who} · {target.model} · {where}"
 
 

@@ -57,8 +57,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was measured. ``extra`` was in every request. ``command``, ``version`` and ``threads``:
-    of an engine that was started for it."""
+    """Who was measured. ``extra`` was in every request. Of an engine that was started for it:
+    ``command`` is all of its command line, ``arguments`` what the user added to that."""
 
     url: str
     model: str
@@ -67,6 +67,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     version: str | None = None
     command: list[str] = []
+    arguments: list[str] = []
     threads: int | None = None
 
     @property
@@ -258,7 +259,8 @@ def serving(
             ) from None
         measured = Measured(
             url=process.url, model=target.model or "", engine=engine.name, version=version,
-            command=without_secrets(process.command), threads=_threads(engine, settings),
+            command=without_secrets(process.command),
+            arguments=without_secrets(settings.arguments), threads=_threads(engine, settings),
         )  # fmt: skip
         endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
         endpoint = _settled(scenario, endpoint, engine.full_length, say)
@@ -297,7 +299,8 @@ def _starts(
         command = engine.command(launch, 0)
     measured = Measured(
         url="", model=target.model or "", engine=engine.name, version=version,
-        command=without_secrets(command), threads=_threads(engine, settings),
+        command=without_secrets(command), arguments=without_secrets(settings.arguments),
+        threads=_threads(engine, settings),
     )  # fmt: skip
     result = _result(scenario, settings, measured)
     result.starts = starts

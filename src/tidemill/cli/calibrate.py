@@ -117,7 +117,8 @@ def report(made: Calibration) -> str:
         served = made.served
         lines += [
             "",
-            f"the server adds {served.per_request * 1e3:.1f} ms to a request, "
+            f"the server adds {served.per_request * 1e3:.1f} ms to a request and "
+            f"{served.per_prompt_token * 1e6:.1f} us for each token of its prompt, "
             f"{served.per_step * 1e3:.2f} ms to a step and {served.per_token * 1e3:.3f} ms to each "
             "of its tokens",
         ]

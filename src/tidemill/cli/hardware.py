@@ -20,6 +20,7 @@ _UNITS = {
     "power": (1.0, "W"),
     "step": (1e-3, "ms"),
     "request": (1e-3, "ms"),
+    "prompt_token": (1e-6, "us"),
     "band": (0.01, "%"),
 }
 

@@ -9,7 +9,7 @@ import click
 
 from tidemill.cli.bench_options import POSITIVE, Limits
 from tidemill.cli.blocks import echo_json
-from tidemill.cli.options import Number, named_numbers
+from tidemill.cli.options import Number, front_end_option, named_numbers
 from tidemill.simulate.routing import POLICIES
 
 if TYPE_CHECKING:
@@ -136,6 +136,7 @@ class Factors(click.ParamType["Profile"]):
     "--policy", type=click.Choice(list(POLICIES)), default="least-outstanding", show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
+@front_end_option
 @click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
@@ -180,6 +181,7 @@ def simulate(
     replicas: int | None,
     max_sequences: int | None,
     policy: str,
+    front_end: float | None,
     rate: float | None,
     concurrency: int | None,
     profile: Profile | None,
@@ -210,6 +212,7 @@ def simulate(
     from tidemill.bench import scenario as known
     from tidemill.cli.progress import status_line
     from tidemill.simulate.changes import Autoscale
+    from tidemill.simulate.deploy import with_front_end
     from tidemill.simulate.play import Deployment
     from tidemill.simulate.predict import predict
 
@@ -223,6 +226,8 @@ def simulate(
     else:
         spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
         template = proof = None
+    if front_end is not None:
+        spec = with_front_end(spec, front_end / 1000)
     count = replicas or (autoscale[0] if autoscale else 1)
     deployment = Deployment(
         (spec,) * count, policy=policy, failures=failures, autoscale=scaling, template=template

@@ -8,7 +8,7 @@ import click
 
 from tidemill.cli.bench_options import Limits
 from tidemill.cli.blocks import echo_blocks, echo_json
-from tidemill.cli.options import Number, Numbers, price_option
+from tidemill.cli.options import Number, Numbers, front_end_option, price_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +63,7 @@ _RATE = Number(min=0, min_open=True, max=_MOST_RATE)
     "--bits", type=Numbers(click.Choice((4, 8, 16))), default="4,8,16", show_default=True,
     help="Of weights: 4, 8, 16, or several.",
 )  # fmt: skip
+@front_end_option
 @price_option
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the requests."
@@ -80,6 +81,7 @@ def size(
     spare: int,
     hardware: str,
     bits: tuple[int, ...],
+    front_end: float | None,
     prices: tuple[tuple[str, float], ...],
     seed: int,
     as_json: bool,
@@ -118,6 +120,8 @@ def size(
     options = options_of(
         hardware, model, trials.mix.context, tuple(dict.fromkeys(bits)), dict(prices)
     )
+    if front_end is not None:
+        options = [option.with_front_end(front_end / 1000) for option in options]
     with status_line() as rewrite:
         found = search(options, goal, trials.mix, trials, say=rewrite)
     if as_json:

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from tidemill.records import dataclass
-from tidemill.simulate.base import ReplicaSpec
-from tidemill.simulate.profiles import Hardware, Precision, assumptions
+from tidemill.simulate.base import FrontEnd, ReplicaSpec
+from tidemill.simulate.profiles import Hardware, KindAssumptions, Precision, assumptions
 from tidemill.simulate.shapes import OpCount, Shape
 from tidemill.simulate.step_table import StepTable, interpolate
 
@@ -122,10 +122,15 @@ def analytic(
         max_sequences=sequences,
         max_batch_tokens=batch,
         max_prefill_tokens=prefill,
-        request_seconds=assumptions().of(hardware).request.value,
+        front=_front_end(assumptions().of(hardware)),
         devices=devices,
         hour=None if price is None else price * devices,
     )
+
+
+def _front_end(kind: KindAssumptions) -> FrontEnd:
+    request, token = kind.request, kind.prompt_token
+    return FrontEnd(request.value, token.value, f"{request.kind}: {request.note}")
 
 
 @dataclass(frozen=True, slots=True)

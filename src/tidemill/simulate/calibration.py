@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from tidemill.hardware import CpuInfo, memory_budget
-from tidemill.simulate.base import ReplicaSpec, StepWork
+from tidemill.simulate.base import FrontEnd, ReplicaSpec, StepWork
 from tidemill.simulate.fit import (
     MOST_TOKENS,
     Costs,
@@ -99,10 +99,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the server adds, in seconds: before a request's first step, to each step, and to each
-    token that it sends. ``spread``: of the requests', as of a Point."""
+    """What the server adds, in seconds: before a request's first step, for the request and for each
+    token of its prompt (cached or not); to each step; and to each token that it sends. ``spread``:
+    of the requests', as of a Point."""
 
     per_request: Seconds
+    per_prompt_token: Seconds = 0.0
     per_step: Seconds
     per_token: Seconds
     spread: Share
@@ -257,7 +259,9 @@ def calibrated(calibration: Calibration, *, hour: float | None = None) -> Replic
         max_sequences=engine.max_sequences,
         max_batch_tokens=engine.max_batch_tokens,
         max_prefill_tokens=engine.max_prefill_tokens,
-        request_seconds=0.0 if served is None else served.per_request,
+        front=FrontEnd()
+        if served is None
+        else FrontEnd(served.per_request, served.per_prompt_token, "measured by the calibration"),
         hour=hour,
     )
 

@@ -1,11 +1,11 @@
-"""Replicas as they would be started."""
+"""Replicas as they would be started, or as a user says that they are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tidemill.bench.scenario import Prepared
-from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.base import FrontEnd, ReplicaSpec
 
 
 def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = None) -> ReplicaSpec:
@@ -19,3 +19,8 @@ def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = N
         spec, max_sequences=max_sequences, max_context=context, n_blocks=min(spec.n_blocks, most),
         max_batch_tokens=max(spec.max_batch_tokens, max_sequences),
     )  # fmt: skip
+
+
+def with_front_end(spec: ReplicaSpec, seconds: float) -> ReplicaSpec:
+    """With a front end that takes so long of each request, whatever its prompt is."""
+    return replace(spec, front=FrontEnd(seconds, source="as given"))

@@ -61,11 +61,13 @@ class Limit(msgspec.Struct, frozen=True):
 
 class Prediction(msgspec.Struct, kw_only=True):
     """``figures``: those of ``summary`` by name ("ttft.p50", "output_rate" ...), with their bands.
-    ``saturated``: why the figures are bounds only, if so. ``by_shape``: of each shape, without
-    bands. ``replica_hours`` are those of the whole run, ``price`` of an hour of it."""
+    ``front``: what the front ends take, in words. ``saturated``: why the figures are bounds only,
+    if so. ``by_shape``: of each shape, without bands. ``replica_hours`` are those of the whole run,
+    ``price`` of an hour of it."""
 
     origin: Origin
     source: str
+    front: str
     band: float
     proof: Proof | None
     summary: Summary
@@ -121,6 +123,7 @@ def predict(
         origin="measured" if all(s.step_time.origin == "measured" for s in deployment.specs)
         else "data sheet",
         source="; ".join(dict.fromkeys(spec.step_time.source for spec in deployment.specs)),
+        front="; ".join(dict.fromkeys(str(spec.front) for spec in deployment.specs)),
         band=band,
         proof=proof,
         summary=summaries[0],

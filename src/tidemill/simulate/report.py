@@ -48,6 +48,7 @@ def _origin(prediction: Prediction) -> Iterator[str]:
         yield f"simulated, over measured step times: {prediction.source}"
     else:
         yield f"simulated, over step times computed from: {prediction.source}"
+    yield f"before its first step a request takes {prediction.front}"
     band = f"step times ± {100 * prediction.band:.2g} %"
     proof = prediction.proof
     if proof is None:

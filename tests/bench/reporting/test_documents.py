@@ -243,6 +243,17 @@ def test_another_program_is_named() -> None:
     assert "--threads 2 --binary '/opt/my server' --scenario" in appendix.command(run.result)
 
 
+def test_what_an_engine_was_started_with_beside_is_told() -> None:
+    bare, run = measurement(), measurement(seed=1)
+    run.result.target.arguments.extend(["--kv-dtype", "q8_0", "--name", "my own"])
+    command = appendix.command(run.result)
+    assert "--engine-args '--kv-dtype q8_0 --name '\"'\"'my own'\"'\"'' --scenario" in command
+    found = said(bare, run)
+    assert "tidemill --kv-dtype q8_0" in found  # which tells the two apart
+    assert "Engine arguments" in found
+    assert "--engine-args differ: none and --kv-dtype q8_0" in found
+
+
 def test_commands_of_an_address() -> None:
     run = measurement(engine=None, slo=Slo(ttft=2.0))
     assert appendix.command(run.result) == (

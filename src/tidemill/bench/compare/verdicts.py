@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tidemill.bench.compare.answers import answers, told
 from tidemill.bench.compare.base import CompareError, Comparison, Figure, Side, Unit, Verdict
 from tidemill.bench.compare.fairness import alarms, check_repeats, differences, notes, warnings
 from tidemill.bench.compare.samples import Sample, Samples
@@ -54,11 +55,13 @@ def compare(a: Side, b: Side, *, force: bool = False) -> Comparison:
         )
     slo = a.first.slo if a.first.slo == b.first.slo else None
     paired = _same_requests(a, b)
+    same = answers(a, b)
     figures = list(_figures(Samples(a, slo, 1), Samples(b, slo, 1 if paired else 2)))
     return Comparison(
         scenario=a.first.scenario.name, a=a, b=b, figures=figures,
-        alarms=[*(f"not asked the same: {what}" for what in differ), *alarms(a, b, figures)],
-        warnings=list(warnings(a, b)), notes=list(notes(a, b, paired=paired)),
+        alarms=[*(f"not asked the same: {what}" for what in differ), *alarms(a, b, figures, same)],
+        warnings=list(warnings(a, b)), answers=[] if same is None else list(told(same)),
+        notes=list(notes(a, b, paired=paired)),
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
 from tidemill.bench.measures import LATENCIES
 from tidemill.bench.report import seconds, size
@@ -25,6 +27,7 @@ def text(comparison: Comparison) -> str:
         cells += [verdict.ljust(widths[-2]), effect]
         lines.append(("  " + "  ".join(cells)).rstrip())
     lines += [f"  warning: {warning}" for warning in comparison.warnings]
+    lines += [f"  answers: {answers}" for answers in comparison.answers]
     lines += [f"  note: {note}" for note in _notes(comparison)]
     return "\n".join(lines)
 
@@ -36,7 +39,8 @@ def markdown(comparison: Comparison) -> str:
     lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
     rows = ([cell(text) for text in row(figure)] for figure in comparison.figures)
     lines += ["", table(_HEADER, rows, ("---",) + ("---:",) * 3 + ("---",) * 2)]
-    said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
+    said = [f"Warning: {warning}" for warning in comparison.warnings]
+    said += [f"Answers: {answers}" for answers in comparison.answers] + _notes(comparison)
     return "\n".join([*lines, "", *(f"- {line}" for line in said)])
 
 
@@ -48,7 +52,8 @@ def _side(side: Side) -> str:
     target = side.first.target
     who = f"{target.engine} {target.version}" if target.engine else target.url
     runs = f"{len(side.results)} runs" if len(side.results) > 1 else "1 run"
-    return f"{who} · {target.model} · {side.label} ({runs})"
+    arguments = f" · with {shlex.join(target.arguments)}" if target.arguments else ""
+    return f"{who} · {target.model}{arguments} · {side.label} ({runs})"
 
 
 def _notes(comparison: Comparison) -> list[str]:

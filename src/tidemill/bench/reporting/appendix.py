@@ -138,8 +138,9 @@ def reproduction(groups: Sequence[Group]) -> Section:
     blocks: list[Block] = [
         Table(
             "Who was measured, on which machine",
-            ("", "Version", "Model", "Threads", "Machine", "In every request", "Bench"),
-            tuple(_whom(every)), frozenset(range(1, 7)),
+            ("", "Version", "Model", "Threads", "Engine arguments", "Machine", "In every request",
+             "Bench"),
+            tuple(_whom(every)), frozenset(range(1, 8)),
         ),
         Table(
             "The runs",
@@ -184,6 +185,7 @@ def _whom(every: Sequence[Shown]) -> Iterator[tuple[Cell, ...]]:
             words.clean(target.version or "not known"),
             words.model(one.result),
             str(target.threads or "not known"),
+            words.clean(shlex.join(target.arguments), longest=300) or words.NONE,
             words.clean(
                 f"{'' if target.engine else 'asked from '}{machine.cores} cores of {machine.cpu}"
                 f"{memory}, {machine.system}, {machine.architecture}",
@@ -220,6 +222,8 @@ def command(result: Result) -> str:
         parts += ["--threads", str(target.threads)] if target.threads else []
         if target.command and target.engine != "tidemill":  # which is started as it is here
             parts += ["--binary", target.command[0]]
+        if target.arguments:
+            parts += ["--engine-args", shlex.join(target.arguments)]
     else:
         parts += [target.url, "--model", target.model]
     options = _options(result.scenario)

@@ -85,7 +85,7 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
     remarks = dict.fromkeys(
         f"{_who(pair)}: {words.clean(remark, longest=400)}."
         for pair in pairs
-        for remark in pair.warnings
+        for remark in (*pair.warnings, *pair.answers)
     )
     if remarks:
         yield Bullets(tuple(remarks))

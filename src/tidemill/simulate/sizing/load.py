@@ -87,7 +87,7 @@ class ScenarioLoad:
                 usage.running / time / min(spec.max_sequences, spec.max_batch_tokens),
                 usage.blocks / time / spec.n_blocks,
             ),
-            front=summary.request_rate * spec.request_seconds / replicas,
+            front=summary.request_rate * spec.front.seconds(summary.mean_prompt_tokens) / replicas,
         )
 
     def _loaded(self, spec: ReplicaSpec, load: float) -> Scenario:
