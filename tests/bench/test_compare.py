@@ -361,9 +361,8 @@ def test_of_figures_alone_intervals_are_made_of_intervals() -> None:
 def test_resources_have_one_value_each() -> None:
     a, b = runs.run(100), runs.run(100, seed=1)
     for (result, _), peak in ((a, 1 << 30), (b, 1 << 29)):
-        result.per_core = 4.0
         result.resources = Resources(
-            memory=Memory("PSS", peak, peak), density=Density(per_watt=2.0),
+            memory=Memory("PSS", peak, peak), density=Density(per_core_given=4.0, per_watt=2.0),
             cost=Cost(hour=1.0, includes="machine", output=5.0),
         )  # fmt: skip
     found = compare(side(a), side(b))
@@ -374,7 +373,7 @@ def test_resources_have_one_value_each() -> None:
     assert figure(found, "cost per 10^6 tokens").change == pytest.approx(1)
     assert figure(found, "output per core").a == pytest.approx(4)
     said = words.text(found)
-    assert "1024 MiB" in said
+    assert "1.00 GiB" in said
 
 
 def test_cold_starts_are_repeats_of_themselves() -> None:

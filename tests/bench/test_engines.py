@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support import fake_llama_server
+from support.serving import until
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
 from tidemill.bench.engines.base import Form, form_of
 from tidemill.bench.starts import measure_starts, medians
@@ -181,10 +181,7 @@ def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
         bench.kill()
-    deadline = time.monotonic() + 30
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: gone(pid))
 
 
 def test_what_a_start_reads_is_of_this_model_only(

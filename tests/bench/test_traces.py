@@ -13,12 +13,12 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned
 from tidemill.bench import traces
 from tidemill.bench.arrivals import Closed, Gamma, Trace, variation
 from tidemill.bench.client import Endpoint
 from tidemill.bench.run import Plan, run
-from tidemill.bench.scenario import Scenario, ScenarioError, load, loaded, prepare, replay
+from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, prepare_under, replay
 from tidemill.bench.traces import TraceError, TraceFile
 from tidemill.bench.workload import Fixed, Part, Shape, Size, Workload
 
@@ -187,7 +187,7 @@ def test_a_rate_makes_it_faster_or_slower(tmp_path: Path) -> None:
 
 def test_a_closed_loop_has_a_traces_requests_again_and_again(tmp_path: Path) -> None:
     scenario = replay(TraceFile(write(tmp_path, OURS)), None)
-    prepared = loaded(scenario, Closed(3), 7.0, 2.0, 5)
+    prepared = prepare_under(scenario, Closed(3), 7.0, 2.0, 5)
     assert prepared.load == prepared.scenario.load == Closed(3)
     assert (prepared.scenario.seconds, prepared.scenario.warmup) == (7.0, 2.0)
     assert prepared.context == prepare(scenario).context
@@ -406,7 +406,7 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
     prepared = prepare(replay(TraceFile(write(tmp_path, OURS), speed=5.0), None))
     assert isinstance(prepared.load, Trace)
-    with canned(lambda c, _: c.sendall(head % len(events) + events) is None) as server:
+    with canned(always(head % len(events) + events)) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=prepared.workload, load=prepared.load,
             seconds=prepared.scenario.seconds, warmup=prepared.scenario.warmup,

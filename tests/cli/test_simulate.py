@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,51 +9,16 @@ from typing import Any
 
 import pytest
 
-from tidemill.engine.step_time import attended
-from tidemill.simulate.base import StepWork
-from tidemill.simulate.calibration import (
-    Calibration,
-    EngineLimits,
-    Limits,
-    Machine,
-    Point,
-    fit_points,
-    save,
-)
+from support import calibrations
+from tidemill.simulate.calibration import save
 from tidemill.simulate.proof import Proof, keep_proof
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
 
-def seconds(work: StepWork) -> float:
-    return 2e-3 + 1e-4 * (work.prompt_tokens + work.decodes) + 2e-4 * work.rows
-
-
 @pytest.fixture
 def calibration(tmp_path: Path) -> Path:
-    works = [StepWork(n, attended(0, n), 0, 0, 1) for n in (1, 2, 8, 32, 128, 512)]
-    works += [StepWork(0, 0, n, n * c, n) for n in (1, 4, 16, 64) for c in (32, 512)]
-    points = [
-        Point(
-            prompt_tokens=w.prompt_tokens, prompt_context=w.prompt_context, decodes=w.decodes,
-            decode_context=w.decode_context, rows=w.rows, seconds=seconds(w), spread=0.01,
-            repeats=5,
-        )
-        for w in works
-    ]  # fmt: skip
-    marked, fit = fit_points(points)
-    made = Calibration(
-        model="no-such-model", identity=None, weights=["Q4_1"],
-        machine=Machine(cpu="Some CPU", architecture="x86_64", cores=2, memory=None),
-        threads=2, version="0", made=datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC),
-        limits=Limits(bytes_per_second=1e10, products_per_second={"Q4_1": 1e10}),
-        engine=EngineLimits(
-            max_context=8192, max_sequences=64, max_batch_tokens=512, max_prefill_tokens=256,
-            n_blocks=3000, block_size=16, kv_dtype="f16",
-        ),
-        points=marked, fit=fit,
-    )  # fmt: skip
-    return save(made, tmp_path / "calibration.json")
+    return save(calibrations.calibration("no-such-model"), tmp_path / "calibration.json")
 
 
 def run(tidemill: Tidemill, *arguments: object) -> Any:

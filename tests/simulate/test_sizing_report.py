@@ -10,8 +10,8 @@ import pytest
 
 from support.commands import parse, tidemill_calls
 from support.sizing import MIX, Queue, option, trial
-from tidemill.advise.document import as_html, as_markdown, as_text
 from tidemill.bench.measures import Slo
+from tidemill.presentation.document import as_html, as_markdown, as_text
 from tidemill.simulate.sizing.goal import Goal, Load
 from tidemill.simulate.sizing.option import Option, Point
 from tidemill.simulate.sizing.report import as_data, blocks, breaks, command, picture

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.measures import Summary
-from tidemill.bench.records import Recording
+from tidemill.bench.measures import Summary, request_rate
 from tidemill.bench.report import load_words, seconds
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import rate_of
@@ -48,7 +47,7 @@ def saturate(
     concurrency = 1
     while concurrency <= _MOST_AT_A_TIME:
         recording = measure(Closed(concurrency), trial, min(2.0, trial / 4), math.inf)
-        rate = _ended(recording)
+        rate = request_rate(recording)
         say(f"{concurrency} at a time: {rate:.3g} requests/s")
         if rate < best.rate * _GAIN or not rate:
             break
@@ -68,14 +67,6 @@ def enough(load: Closed | Gamma | TraceFile, trial: float, requests: int) -> flo
     if (rate := rate_of(load)) is None:
         return trial
     return requests / rate if isinstance(load, TraceFile) else max(trial, LEAST_REQUESTS / rate)
-
-
-def _ended(recording: Recording) -> float:
-    window = recording.window
-    ended = sum(
-        r.error is None and window.opened <= r.ended < window.closed for r in recording.records
-    )
-    return ended / window.seconds
 
 
 # ---- as text

@@ -17,7 +17,6 @@ import msgspec
 
 from tidemill import __version__
 from tidemill.bench.apart import run_apart
-from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
@@ -32,10 +31,6 @@ from tidemill.hardware import core_budget, cpu_info, memory_budget
 
 FORMAT = 1
 """Of a ``Result`` in JSON. What is only added to it does not change this."""
-
-OPEN_SEQUENCES = 8
-"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
-there are streams."""
 
 FEW = 100
 """Requests below which p99 is the slowest of them, or nearly."""
@@ -95,10 +90,9 @@ class Machine(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, kw_only=True):
     """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
     options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
-    there are several. ``per_core``: output tokens a second for each thread of an engine that was
-    started here. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``: what
-    the user calls it; runs of one name are repeats of each other. ``series``: what the points of
-    one curve or search have in common."""
+    there are several. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``:
+    what the user calls it; runs of one name are repeats of each other. ``series``: what the points
+    of one curve or search have in common."""
 
     format: int = FORMAT
     id: str = ""
@@ -113,10 +107,14 @@ class Result(msgspec.Struct, kw_only=True):
     machine: Machine
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
-    per_core: float | None = None
     resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
+
+    @property
+    def per_core(self) -> float | None:
+        """Output tokens a second for each thread of an engine that was started here."""
+        return None if self.resources is None else self.resources.density.per_core_given
 
 
 class Measurement(NamedTuple):
@@ -192,7 +190,6 @@ class Server:
                 shape.name: summarise(recording, result.slo, shape.name) for shape in shapes
             }
         result.resources = _resources(self._sampler, recording.window, result, settings.prices)
-        result.per_core = result.resources.density.per_core_given
         result.notes = prepared.notes + _notes(scenario, result, endpoint, self._full_length)
         return Measurement(result, recording)
 
@@ -322,13 +319,9 @@ def _starts(
 def _launch(prepared: Prepared, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
     """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
-    load = prepared.load
-    sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
-    if isinstance(load, Starts):
-        sequences = 1
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         yield Launch(
-            model=settings.path, context=prepared.context, sequences=sequences,
+            model=settings.path, context=prepared.context, sequences=prepared.sequences,
             threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
             arguments=settings.arguments,
         )  # fmt: skip

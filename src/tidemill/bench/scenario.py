@@ -36,6 +36,10 @@ from tidemill.bench.workload import Fixed, Shape, Size, Workload
 FOLDER = Path(__file__).parent / "scenarios"
 _MAX_FILE = 1 << 20
 
+OPEN_SEQUENCES = 8
+"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
+there are streams."""
+
 _TO_THE_END = 1e6
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -100,6 +104,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Tokens that one sequence of the shapes needs at most."""
         return context_of(max((shape.most for shape in self.shapes), default=0))
 
+    @property
+    def arrivals(self) -> Gamma | TraceFile:
+        """How its requests come, whatever their rate; by chance where they have none."""
+        return self.load if isinstance(self.load, Gamma | TraceFile) else Gamma(1.0)
+
+    def loaded(self, rate: float | None, concurrency: int | None) -> Scenario:
+        """With another load, if one is given: requests a second, which come as before, or at any
+        time. Starts stay what they are."""
+        load = self.load
+        if isinstance(load, Starts):
+            return self
+        if rate is not None:
+            load = self.arrivals.at(rate)
+        elif concurrency is not None:
+            load = Closed(concurrency)
+        return msgspec.structs.replace(self, load=load)
+
     def scaled(self, factor: float) -> Scenario:
         """With prompts and answers so many times as long."""
         shapes = tuple(shape.scaled(factor) for shape in self.shapes)
@@ -119,6 +140,13 @@ class Prepared(NamedTuple):
     workload: Workload
     context: int
     notes: list[str]
+
+    @property
+    def sequences(self) -> int:
+        """Those that an engine is to hold at once."""
+        if isinstance(self.load, Starts):
+            return 1
+        return self.load.concurrency if isinstance(self.load, Closed) else OPEN_SEQUENCES
 
 
 def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
@@ -151,7 +179,7 @@ def _mean_shape(sizes: Sequence[Size]) -> Shape:
     return Shape("trace", prompt, answer)
 
 
-def loaded(
+def prepare_under(
     scenario: Scenario, load: Closed | Gamma | TraceFile, seconds: float, warmup: float, seed: int
 ) -> Prepared:
     """A scenario with another load. The lengths of a trace stay; a closed loop has them one after

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options, trace_options
+from tidemill.cli.blocks import echo_json
 
 if TYPE_CHECKING:
     from tidemill.bench.result import Result
@@ -80,22 +81,15 @@ def _loaded(
     """A scenario with what options say otherwise of its load."""
     import msgspec
 
-    from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts, replay
 
     if trace is not None:
         scenario = replay(trace, scenario)
     assert scenario is not None
-    changes: dict[str, Any] = {}
-    if not isinstance(scenario.load, Starts):
-        if rate is not None:
-            load = scenario.load
-            changes["load"] = Gamma(rate) if isinstance(load, Closed) else load.at(rate)
-        if concurrency is not None:
-            changes["load"] = Closed(concurrency)
-        if window is not None:
-            changes["seconds"] = window
-    return msgspec.structs.replace(scenario, **changes)
+    scenario = scenario.loaded(rate, concurrency)
+    if window is None or isinstance(scenario.load, Starts):
+        return scenario
+    return msgspec.structs.replace(scenario, seconds=window)
 
 
 def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
@@ -192,8 +186,6 @@ def selftest(as_json: bool) -> None:
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        echo_json(found)
     else:
         click.echo(str(found))

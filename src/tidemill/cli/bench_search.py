@@ -6,12 +6,12 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options, trace_options
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, Numbers
 
 if TYPE_CHECKING:
     from tidemill.bench.arrivals import Closed, Gamma
@@ -21,30 +21,6 @@ if TYPE_CHECKING:
     from tidemill.bench.traces import TraceFile
     from tidemill.cli.bench_progress import BenchProgress
     from tidemill.cli.bench_results import Keeper
-
-
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers above 0, with commas between."""
-
-    name = "N,N,..."
-
-    def __init__(self, *, whole: bool = False) -> None:
-        self._whole = whole
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(part) for part in str(value).split(","))
-        except ValueError:
-            numbers = ()
-        if not numbers or not all(0 < n <= 1e5 and (n.is_integer() or not self._whole)
-                                  for n in numbers):  # fmt: skip
-            kind = "whole numbers" if self._whole else "numbers"
-            self.fail(f"{value!r} is no list of {kind} above 0, such as 1,2,4", param, ctx)
-        return numbers
 
 
 class _Points:
@@ -68,7 +44,7 @@ class _Points:
         import msgspec
 
         from tidemill.bench.arrivals import Closed
-        from tidemill.bench.scenario import loaded
+        from tidemill.bench.scenario import prepare_under
 
         # Closed and open loops are two curves; and prompts that came before might be in a cache.
         kind = "closed" if isinstance(load, Closed) else "open"
@@ -80,9 +56,8 @@ class _Points:
         scenario = msgspec.structs.replace(
             self._scenario, timeout=min(timeout, self._scenario.timeout), requests=0
         )
-        result, recording = self._server.measure(
-            loaded(scenario, load, seconds, warmup, settings.seed), settings, self.progress.run
-        )
+        prepared = prepare_under(scenario, load, seconds, warmup, settings.seed)
+        result, recording = self._server.measure(prepared, settings, self.progress.run)
         assert recording is not None
         if self._keeper is not None:
             self._keeper.keep(result, recording)
@@ -96,32 +71,24 @@ def _points(
 ) -> Iterator[_Points]:
     """An engine is started once, and holds what ``scenario`` needs under that load."""
     from tidemill.bench.result import serving
-    from tidemill.bench.scenario import loaded
+    from tidemill.bench.scenario import prepare_under
     from tidemill.cli.bench_progress import BenchProgress
 
     target, settings = asked.whom()
     asked.check_json()
+    prepared = prepare_under(scenario, load, 1.0, 0.0, 0)
     with (
         BenchProgress(scenario.name) as progress,
-        serving(loaded(scenario, load, 1.0, 0.0, 0), target, settings, progress.step) as server,
+        serving(prepared, target, settings, progress.step) as server,
     ):
         yield _Points(server, scenario, settings, progress, asked.keeper())
 
 
-class _Chosen(NamedTuple):
-    """``arrivals``: how its requests come, at any rate; of a trace there are so many
-    ``requests``."""
-
-    scenario: Scenario
-    arrivals: Gamma | TraceFile
-    requests: int
-
-
-def _chosen(asked: Asked, name: str | None, recorded: TraceFile | None) -> _Chosen:
-    """What ``--scenario`` and ``--trace`` name. Raises ScenarioError, TraceError, OSError."""
+def _chosen(asked: Asked, name: str | None, recorded: TraceFile | None) -> tuple[Scenario, int]:
+    """What ``--scenario`` and ``--trace`` name, and how many requests a trace has. Raises
+    ScenarioError, TraceError, OSError."""
     from tidemill.bench import scenario as known
     from tidemill.bench import traces
-    from tidemill.bench.arrivals import Closed, Gamma
 
     if name is None and recorded is None:
         raise click.UsageError("what is asked? Give a --scenario, or a --trace")
@@ -133,10 +100,8 @@ def _chosen(asked: Asked, name: str | None, recorded: TraceFile | None) -> _Chos
     load = scenario.load
     if isinstance(load, known.Starts):
         raise known.ScenarioError(f"{scenario.name} measures starts, which have no other rates")
-    if isinstance(load, Closed):
-        load = Gamma(1.0)
     n = len(traces.read(load).timestamps) if isinstance(load, traces.TraceFile) else 0
-    return _Chosen(scenario, load, n)
+    return scenario, n
 
 
 @click.command("search", short_help="The highest rate of requests that meets an SLO.")
@@ -176,21 +141,17 @@ def search(
     from tidemill.bench.search import Aim, conclusion
     from tidemill.bench.search import search as find
 
-    chosen = _chosen(asked, scenario, recorded)
-    slo = asked.slo or chosen.scenario.slo
+    chosen, requests = _chosen(asked, scenario, recorded)
+    slo = asked.slo or chosen.slo
     if slo is None:
-        raise click.UsageError(
-            f"{chosen.scenario.name} has no SLO: give --slo ttft=SECONDS,tpot=SECONDS"
-        )
-    aim = Aim(
-        slo, attain, tolerance, trial, 60 * minutes, max_rate, chosen.arrivals, chosen.requests
-    )
+        raise click.UsageError(f"{chosen.name} has no SLO: give --slo ttft=SECONDS,tpot=SECONDS")
+    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, chosen.arrivals, requests)
     if aim.replays and not aim.bounds_waiting:
         raise click.UsageError(
             "--slo: a trace ends before a queue could grow without end, so that only a limit for "
             "ttft or e2e says how long requests may wait"
         )
-    with _points(asked, chosen.scenario, chosen.arrivals) as points:
+    with _points(asked, chosen, chosen.arrivals) as points:
         found = find(points.measure, aim, points.progress.note)
     asked.write_json({"found": found, "results": points.results})
     if asked.prints:
@@ -207,17 +168,21 @@ def search(
     "--points", "count", type=click.IntRange(2, 50), default=6, show_default=True,
     help="Rates, up to a tenth more than can be done, which is found first.",
 )  # fmt: skip
-@click.option("--rates", type=Numbers(), help="Requests a second, instead.")
 @click.option(
-    "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
-)
+    "--rates", type=Numbers(Number(min=0, min_open=True, max=1e5)),
+    help="Requests a second, instead.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=Numbers(click.IntRange(1, 100_000)),
+    help="Requests at a time (closed loop), instead.",
+)  # fmt: skip
 @click.option(
     "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
     asked: Asked, scenario: str | None, recorded: TraceFile | None, count: int,
-    rates: tuple[float, ...] | None, concurrency: tuple[float, ...] | None, trial: float,
+    rates: tuple[float, ...] | None, concurrency: tuple[int, ...] | None, trial: float,
 ) -> None:  # fmt: skip
     """Measure latency and throughput at several loads.
 
@@ -230,20 +195,20 @@ def curve(
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
-    chosen = _chosen(asked, scenario, recorded)
-    loads: list[Closed | Gamma | TraceFile] = [chosen.arrivals.at(rate) for rate in rates or ()]
-    loads += [Closed(int(number)) for number in concurrency or ()]
-    most_load = Closed(int(max(concurrency))) if concurrency else chosen.arrivals
-    with _points(asked, chosen.scenario, most_load) as points:
+    chosen, requests = _chosen(asked, scenario, recorded)
+    arrivals = chosen.arrivals
+    loads: list[Closed | Gamma | TraceFile] = [arrivals.at(rate) for rate in rates or ()]
+    loads += [Closed(number) for number in concurrency or ()]
+    with _points(asked, chosen, Closed(max(concurrency)) if concurrency else arrivals) as points:
         if not loads:
             most = saturate(points.measure, trial / 3, points.progress.note)
             if not most.rate:
                 raise click.ClickException(
                     "no request was done in time: a curve needs longer --seconds"
                 )
-            loads += [chosen.arrivals.at(rate) for rate in spread(most.rate, count)]
-        warmup = min(chosen.scenario.warmup, trial)
-        times = [enough(load, trial, chosen.requests) for load in loads]
+            loads += [arrivals.at(rate) for rate in spread(most.rate, count)]
+        warmup = min(chosen.warmup, trial)
+        times = [enough(load, trial, requests) for load in loads]
         minutes = (sum(times) + len(loads) * warmup) / 60
         points.progress.note(f"{len(loads)} points in {minutes:.1f} minutes, and what comes late")
         for load, seconds in zip(loads, times, strict=True):

@@ -18,7 +18,7 @@ _SHOWN_PROMPTS = (16, 64, 256, 512)
 _SHOWN_CONTEXT = 256
 
 
-@click.command(short_help="Measure how long this machine takes, for simulate and size.")
+@click.command()
 @click.argument("model", default="smollm2")
 @threads_option
 @kv_dtype_option
@@ -97,7 +97,7 @@ def _list() -> None:
 
 def report(made: Calibration) -> str:
     """What was found, for a terminal."""
-    from tidemill.simulate.compare import distances
+    from tidemill.simulate.analytic_error import distances
     from tidemill.simulate.shapes import load_shape
 
     error, noise = made.fit.error, made.fit.noise

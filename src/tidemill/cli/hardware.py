@@ -25,7 +25,7 @@ _UNITS = {
 }
 
 
-@click.command(short_help="Show what is known of GPUs, boards and CPUs, with sources.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--toml", is_flag=True, help="NAME's file itself, to make one of your own from.")
 def hardware(name: str | None, toml: bool) -> None:

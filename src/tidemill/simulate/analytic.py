@@ -66,6 +66,17 @@ FORMATS: dict[str, WeightFormat] = {
     "q4_k": WeightFormat(4.5, 6.5625, ("bf16", "f32"), ("int8", "f32")),
 }
 
+_BY_BITS = {
+    "gpu": {4: "int4", 8: "int8", 16: "bf16"},
+    "cpu": {4: "q4_k", 8: "q8_0", 16: "bf16"},
+}
+BITS = (4, 8, 16)
+
+
+def format_of(hardware: Hardware, bits: int) -> str:
+    """What weights of so many BITS are usually stored as on hardware of that kind."""
+    return "fp8" if bits == 8 and "fp8" in hardware.flops else _BY_BITS[hardware.kind][bits]
+
 
 def analytic(
     hardware: Hardware,

@@ -6,6 +6,7 @@ engine's limits; the simulation plays requests on replicas; the sizing tries spe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from tidemill.records import dataclass
@@ -93,3 +94,25 @@ class ReplicaSpec:
     front: FrontEnd = FrontEnd()
     devices: int = 1
     hour: float | None = None
+
+    def scaled(self, factor: float) -> ReplicaSpec:
+        """With all that takes time taking ``factor`` times as long."""
+        return replace(
+            self,
+            step_time=Scaled(self.step_time, factor),
+            front=self.front.scaled(factor),
+        )
+
+
+class Scaled:
+    """A ``StepTime`` of which all steps take ``factor`` times as long."""
+
+    def __init__(self, of: StepTime, factor: float) -> None:
+        self._of = of
+        self._factor = factor
+        self.origin: Origin = of.origin
+        self.source = of.source
+        self.band = of.band
+
+    def seconds(self, work: StepWork) -> float:
+        return self._of.seconds(work) * self._factor

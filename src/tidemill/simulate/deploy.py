@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidemill.bench.arrivals import Closed
-from tidemill.bench.result import OPEN_SEQUENCES
 from tidemill.bench.scenario import Prepared
 from tidemill.simulate.base import FrontEnd, ReplicaSpec
 
@@ -14,8 +12,7 @@ def benched(spec: ReplicaSpec, prepared: Prepared, max_sequences: int | None = N
     """As ``bench run`` would start it for a scenario: places and context as that needs, and no more
     KV memory than these can fill."""
     if max_sequences is None:
-        load = prepared.load
-        max_sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
+        max_sequences = prepared.sequences
     context = min(prepared.context, spec.max_context)
     most = max_sequences * -(-context // spec.block_size)
     return replace(

@@ -12,23 +12,23 @@ prompt are in the prefix cache, or its step would take so long that it hides wha
 from __future__ import annotations
 
 import asyncio
-import random
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from tidemill.bench.client import Client, Endpoint
 from tidemill.bench.engines import ENGINES, MODEL_NAME, Launch, TargetError, started
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.targets import FULL_LENGTH, GREEDY
+from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.engine.step_time import attended
 from tidemill.simulate.base import StepTime, StepWork
 from tidemill.simulate.calibration import Served
-from tidemill.simulate.fit import nonnegative_least_squares, quantile
+from tidemill.simulate.fit import nonnegative_least_squares
 
 _STREAMS = (1, 2, 4, 8, 16)
 _WORDS = 6  # of a prompt: the longer its step, the less can be said of what comes before it
@@ -36,11 +36,6 @@ _BEGINNING = 1500  # words of a long prompt before these
 _TOKENS = 48  # of an answer
 _READY_SECONDS = 300.0
 _TIMEOUT = 300.0
-_VOCABULARY = (
-    "river", "stone", "morning", "window", "market", "paper", "garden", "winter", "engine",
-    "letter", "bridge", "summer", "table", "music", "harbour", "forest", "silver", "candle",
-    "mountain", "kitchen", "island", "ladder", "pocket", "thunder", "village",
-)  # fmt: skip
 
 Say = Callable[[str], None]
 Sent = tuple[float, Answer]
@@ -65,7 +60,7 @@ def measure_served(
         )
         with started(ENGINES["tidemill"], launch) as process:
             process.until_ready(_READY_SECONDS)
-            endpoint = Endpoint(process.url, MODEL_NAME)
+            endpoint = Endpoint(process.url, MODEL_NAME, extra={**GREEDY, **FULL_LENGTH})
             return asyncio.run(
                 _measure(endpoint, steps, context, sequences, requests, repeats, say)
             )
@@ -76,29 +71,40 @@ async def _measure(
     say: Say,
 ) -> Served:  # fmt: skip
     client = Client(endpoint, _TIMEOUT)
-    rng = random.Random(0)
+    numbers = itertools.count()
+
+    async def ask(streams: int, tokens: int, prefix: int = 0) -> list[Sent]:
+        """So many requests at once, each with a prompt of its own after a beginning of ``prefix``
+        words, and an answer of ``tokens``."""
+        workload = Workload((Shape("words", Fixed(_WORDS), Fixed(tokens), prefix=prefix),))
+        bodies = [endpoint.body(workload.prompt(next(numbers))) for _ in range(streams)]
+        replies = await asyncio.gather(*(client.send(body) for body in bodies))
+        answers = [(reply.sent, read(reply)) for reply in replies]
+        for _, answer in answers:
+            if answer.error is not None:
+                raise TargetError(f"the server's answer failed, {answer.error}: {answer.detail}")
+        return answers
+
     # A word has three tokens at most, and the template and the answer need some.
-    beginning = _words(rng, min(_BEGINNING, context // 4))
-    beginnings = ("", beginning)
-    first: dict[str, list[Sent]] = {text: [] for text in beginnings}
+    prefix = min(_BEGINNING, context // 4)
+    short: list[Sent] = []
+    long: list[Sent] = []
     try:
-        for text in beginnings:  # the first requests of a server load what they need
-            await _ask(client, rng, 2, 4, text)
+        for words in (0, prefix):  # the first requests of a server load what they need
+            await ask(2, 4, words)
         for done in range(requests):
             say(f"request {done + 1} of {requests}")
-            for text, answers in first.items():
-                answers += await _ask(client, rng, 1, 2, text)
+            short += await ask(1, 2)
+            long += await ask(1, 2, prefix)
         counts = [n for n in _STREAMS if n <= sequences]
         gaps: dict[int, list[tuple[float, float]]] = {n: [] for n in counts}
         for _ in range(repeats):
             for n in counts:
                 say(f"{n} streams")
-                gaps[n].append(mean_gap(await _ask(client, rng, n, _TOKENS)))
+                gaps[n].append(mean_gap(await ask(n, _TOKENS)))
     finally:
         client.close()
-    return served_costs(
-        steps, first[""], first[beginning], {n: _medians(found) for n, found in gaps.items()}
-    )
+    return served_costs(steps, short, long, {n: _medians(found) for n, found in gaps.items()})
 
 
 def served_costs(
@@ -115,7 +121,7 @@ def served_costs(
     if tokens_long > tokens:
         per_prompt_token = max(0.0, (before_long - before) / (tokens_long - tokens))
     firsts = [answer.times[0] - sent for sent, answer in short]
-    spread = (quantile(firsts, 0.75) - quantile(firsts, 0.25)) / 2 / statistics.median(firsts)
+    low, middle, high = np.quantile(firsts, (0.25, 0.5, 0.75))
     matrix = np.array([[1.0, n] for n in gaps])
     added = np.array(
         [
@@ -131,7 +137,7 @@ def served_costs(
         per_prompt_token=per_prompt_token,
         per_step=float(per_step),
         per_token=float(per_token),
-        spread=spread,
+        spread=float((high - low) / 2 / middle),
     )
 
 
@@ -155,7 +161,7 @@ def mean_gap(answers: Sequence[Sent]) -> tuple[float, float]:
     gaps = [
         b - a
         for _, answer in answers
-        for a, b in zip(answer.times, answer.times[1:], strict=False)
+        for a, b in itertools.pairwise(answer.times)
         if a >= begin and b <= end
     ]
     if not gaps:
@@ -166,28 +172,3 @@ def mean_gap(answers: Sequence[Sent]) -> tuple[float, float]:
 
 def _medians(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(gap for gap, _ in found), statistics.mean(c for _, c in found)
-
-
-async def _ask(
-    client: Client, rng: random.Random, streams: int, tokens: int, beginning: str = ""
-) -> list[Sent]:
-    """So many requests at once, each with a prompt of its own after the ``beginning``, and an
-    answer of ``tokens``."""
-    bodies = [
-        msgspec.json.encode({
-            "model": MODEL_NAME, "stream": True, "stream_options": {"include_usage": True},
-            "messages": [{"role": "user", "content": f"{beginning} {_words(rng, _WORDS)}".strip()}],
-            "max_tokens": tokens, **GREEDY, **FULL_LENGTH,
-        })
-        for _ in range(streams)
-    ]  # fmt: skip
-    replies = await asyncio.gather(*(client.send(body) for body in bodies))
-    answers = [(reply, read(reply)) for reply in replies]
-    for _, answer in answers:
-        if answer.error is not None:
-            raise TargetError(f"the server's answer failed, {answer.error}: {answer.detail}")
-    return [(reply.sent, answer) for reply, answer in answers]
-
-
-def _words(rng: random.Random, count: int) -> str:
-    return " ".join(rng.choices(_VOCABULARY, k=count))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tidemill.bench.compare.answers import answers, told
 from tidemill.bench.compare.base import CompareError, Comparison, Figure, Side, Unit, Verdict
 from tidemill.bench.compare.fairness import alarms, check_repeats, differences, notes, warnings
-from tidemill.bench.compare.samples import Sample, Samples, due
+from tidemill.bench.compare.samples import Sample, Samples
 from tidemill.bench.measures import LATENCIES, SHARES
 from tidemill.bench.statistics import Estimate, Floats, cliffs_delta, difference, interval
 
@@ -68,7 +68,7 @@ def compare(a: Side, b: Side, *, force: bool = False) -> Comparison:
 def _same_requests(a: Side, b: Side) -> bool:
     """Whether one run each was asked the same one by one, as in an open loop with one seed."""
     asked = [
-        [(record.index, record.turn) for record in due(recording)]
+        [(record.index, record.turn) for record in recording.due]
         for side in (a, b)
         for recording in side.recordings
         if recording is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
-from tidemill.bench.report import seconds
+from tidemill.bench.measures import LATENCIES
+from tidemill.bench.report import seconds, size
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.presentation.markdown import cell, table
 
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _HEADER = ("", "A", "B", f"B / A ({LEVEL:.0%} interval)", "B is", "effect")
 # Of Cliff's delta: Romano et al., "Exploring methods for evaluating group differences" (2006).
 _EFFECTS = ((0.147, "negligible"), (0.33, "small"), (0.474, "medium"), (1.0, "large"))
@@ -37,15 +37,11 @@ def markdown(comparison: Comparison) -> str:
     lines = [f"### {comparison.scenario}: B against A", ""]
     lines += [f"- {line.strip()}" for line in _who(comparison)]
     lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
-    lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
-    lines += [_cells(row(figure)) for figure in comparison.figures]
+    rows = ([cell(text) for text in row(figure)] for figure in comparison.figures)
+    lines += ["", table(_HEADER, rows, ("---",) + ("---:",) * 3 + ("---",) * 2)]
     said = [f"Warning: {warning}" for warning in comparison.warnings]
     said += [f"Answers: {answers}" for answers in comparison.answers] + _notes(comparison)
     return "\n".join([*lines, "", *(f"- {line}" for line in said)])
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _who(comparison: Comparison) -> list[str]:
@@ -74,7 +70,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def row(figure: Figure) -> tuple[str, ...]:
     """Of the table: name, A, B, change, verdict, effect."""
     name, _, rest = figure.name.partition(" ")
-    title = f"{_TITLES[name]} {rest}" if name in _TITLES else figure.name
+    title = f"{name.upper()} {rest}" if name in LATENCIES else figure.name
     return (
         title,
         _value(figure.a, figure.unit),
@@ -91,7 +87,7 @@ def _value(value: float, unit: Unit) -> str:
     if unit == "share":
         return f"{value:.1%}"
     if unit == "bytes":
-        return f"{value / 2**20:.0f} MiB"
+        return size(value)
     suffix = {"per second": "/s", "joules": " J", "tokens": "", "money": ""}[unit]
     return f"{value:.3g}{suffix}" if value < 100 else f"{value:.0f}{suffix}"
 

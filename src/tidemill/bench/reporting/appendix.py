@@ -11,7 +11,7 @@ import msgspec
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import MAX_DELAY
-from tidemill.bench.report import load_words
+from tidemill.bench.report import load_words, size
 from tidemill.bench.reporting import comparing, words
 from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import (
@@ -178,7 +178,7 @@ def _whom(every: Sequence[Shown]) -> Iterator[tuple[Cell, ...]]:
     said = set()
     for one in every:
         target, machine = one.result.target, one.result.machine
-        memory = "" if machine.memory is None else f", {words.size(machine.memory)}"
+        memory = "" if machine.memory is None else f", {size(machine.memory)}"
         extra = msgspec.json.encode(target.extra).decode() if target.extra else words.NONE
         row = (
             one.label,
@@ -254,7 +254,7 @@ def _options(scenario: Scenario) -> list[str] | None:
     load = scenario.load
     if load != base.load and isinstance(load, Gamma):
         options += ["--rate", f"{load.rate:g}"]
-        load = Gamma(load.rate, base.load.burstiness if isinstance(base.load, Gamma) else 1.0)
+        load = base.arrivals.at(load.rate)
     elif load != base.load and isinstance(load, Closed):
         options += ["--concurrency", str(load.concurrency)]
     again = msgspec.structs.replace(

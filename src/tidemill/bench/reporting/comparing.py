@@ -43,12 +43,9 @@ class Comparisons:
 
     def pairs(self) -> Iterator[Comparison]:
         labels = list(self.sides)
-        if len(labels) <= _ALL_PAIRS:
-            pairs = itertools.combinations(labels, 2)
-        else:
-            pairs = ((labels[0], other) for other in labels[1:])  # type: ignore[assignment]
-        for a, b in pairs:
-            yield self._between(a, b)
+        for a, b in itertools.combinations(labels, 2):
+            if a == labels[0] or len(labels) <= _ALL_PAIRS:
+                yield self._between(a, b)
 
     def told(self, name: str, one: str, other: str) -> Told:
         """Of the figure of that name, which both have."""

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.advise.document import Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.presentation.document import Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
@@ -119,10 +119,10 @@ def _seconds(trial: Trial, metric: Any) -> str:
 
 def _prices(entry: Entry) -> str:
     parts = []
-    for measure, words in (("cost", "{} per hour"), ("watts", "{} W by the data sheet")):
-        total = entry.total(measure)  # type: ignore[arg-type]
-        if total is not None:
-            parts.append(words.format(shown(total)))
+    if (cost := entry.total("cost")) is not None:
+        parts.append(f"{shown(cost)} per hour")
+    if (watts := entry.total("watts")) is not None:
+        parts.append(f"{shown(watts)} W by the data sheet")
     return f", {', '.join(parts)}" if parts else ""
 
 
