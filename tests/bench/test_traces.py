@@ -19,7 +19,8 @@ from tidemill.bench.arrivals import Closed, Gamma, Trace, variation
 from tidemill.bench.client import Endpoint
 from tidemill.bench.run import Plan, run
 from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, prepare_under, replay
-from tidemill.bench.traces import TraceError, TraceFile
+from tidemill.bench.trace_files import TraceError
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Fixed, Part, Shape, Size, Workload
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
