@@ -106,6 +106,22 @@ def test_hostile_texts_do_not_break_out() -> None:
     assert as_text([Bullets(("a" * 200,))], 40).strip() == "- " + "a" * 200
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<img src=x onerror=alert(1)>", "\\<img src=x onerror=alert(1)>"),
+        ("[m](javascript:alert(1))", "\\[m](javascript:alert(1))"),
+        ("a **b** c\\", "a \\*\\*b\\*\\* c\\\\"),
+        ("run `a <b>` at https://a.test/[b]", "run `a <b>` at https://a.test/[b]"),
+    ],
+)
+def test_markdown_is_escaped(text: str, expected: str) -> None:
+    assert as_markdown([Paragraph(text)]) == f"{expected}\n"
+    assert f"# {expected}" in as_markdown([Heading(text)])
+    assert f"- {expected}" in as_markdown([Bullets((text,))])
+    assert f"| {expected} | {expected} |" in as_markdown([Table(("a", "b"), ((text, text),))])
+
+
 def test_html_has_the_same() -> None:
     blocks = report.blocks(*made(HYBRID))
     html = as_html(blocks)

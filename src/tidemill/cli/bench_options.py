@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.bench_engines import prices_options
-from tidemill.cli.options import Number, threads_option
+from tidemill.cli.options import Number, Text, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from tidemill.bench.targets import Target
     from tidemill.cli.bench_results import Keeper
 
-POSITIVE = Number(min=0, min_open=True, max=1e6)
+POSITIVE = Number(min=1e-6, max=1e6)
+SECONDS = Number(min=0.001, max=1e6)
+SEED = click.IntRange(0, 2**32 - 1)
 
 
 class Limits(click.ParamType["Slo"]):
@@ -154,7 +156,7 @@ class Asked:
 
 _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
-        "--target", required=True, metavar="URL|ENGINE[:MODEL]",
+        "--target", required=True, type=Text(), metavar="URL|ENGINE[:MODEL]",
         help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL "
         "... (see `tidemill bench engines`).",
     ),
@@ -167,17 +169,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         help="Write results, settings and machine there too (-: to stdout, and no table).",
     ),
     click.option(
-        "--model", help="What an endpoint calls the model. [default: the only one it has]"
+        "--model", type=Text(),
+        help="What an endpoint calls the model. [default: the only one it has]",
     ),
     click.option(
         "--scale", type=Number(min=0.001, max=1000), default=1.0, show_default=True,
         help="Factor of the lengths of prompts and answers.",
     ),
     click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts."
+        "--seed", type=SEED, default=0, show_default=True, help="Of the prompts."
     ),
     click.option(
-        "--timeout", type=POSITIVE, help="Seconds for a request. [default: the scenario's]"
+        "--timeout", type=SECONDS, help="Seconds for a request. [default: the scenario's]"
     ),
     click.option(
         "--api-key", envvar="TIDEMILL_BENCH_KEY", metavar="KEY",
@@ -189,15 +192,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     ),
     threads_option,
     click.option(
-        "--binary", "--python", metavar="FILE",
+        "--binary", "--python", type=Text(), metavar="FILE",
         help="The engine's program (llama-server, vllm ...), or the interpreter that has its "
         "package.",
     ),
     click.option(
-        "--engine-args", default="", metavar="TEXT", help="More arguments for the engine."
+        "--engine-args", type=Text(), default="", metavar="TEXT",
+        help="More arguments for the engine.",
     ),
     prices_options,
-    click.option("--name", help="What to call the results; runs of one name are repeats."),
+    click.option(
+        "--name", type=Text(), help="What to call the results; runs of one name are repeats."
+    ),
     click.option(
         "--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`)."
     ),

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
-from tidemill.cli.options import Number
+from tidemill.cli.bench_options import POSITIVE, SECONDS, Asked, measuring_options
+from tidemill.cli.options import Number, Text
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.bench.result import Result
@@ -23,19 +24,19 @@ _TIME = Number(min=0, max=1e12)
     "--scenario", "scenarios", multiple=True, metavar="NAME|FILE.toml|all",
     help="What is asked; see `tidemill bench list`. Repeatable.",
 )  # fmt: skip
-@click.option("--seconds", "window", type=POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", "window", type=SECONDS, help="Of measuring. [default: the scenario's]")
 @click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
 )  # fmt: skip
 @click.option(
-    "--trace", metavar="FILE.csv",
+    "--trace", type=Text(), metavar="FILE.csv",
     help="Requests as they once came (Azure's and BurstGPT's columns too), in place of the "
     "scenario's load and lengths.",
 )  # fmt: skip
 @click.option("--speed", type=POSITIVE, help="How many times as fast a trace comes.")
-@click.option("--limit", type=click.IntRange(1), help="Requests of a trace, at most.")
+@click.option("--limit", type=click.IntRange(1, 10**9), help="Requests of a trace, at most.")
 @click.option("--from", "start", type=_TIME, help="Second of a trace from which on it is replayed.")
 @click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed.")
 @click.option(
@@ -123,34 +124,38 @@ def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
     from tidemill.bench.scenario import ScenarioError
     from tidemill.bench.traces import TraceError
     from tidemill.cli.bench_progress import BenchProgress
+    from tidemill.cli.main import describe
 
     target, settings = asked.whom()
     asked.check_json()
     keeper = asked.keeper()
     results: list[Result] = []
     failed: list[str] = []
-    for scenario in scenarios:
-        try:
-            with BenchProgress(scenario.name) as progress:
-                result, recording = measure(
-                    scenario, target, settings, say=progress.step, on_progress=progress.run
-                )
-        except (TargetError, ScenarioError, TraceError) as error:
-            if len(scenarios) == 1:
-                raise
-            failed.append(scenario.name)
-            click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
-            continue
-        if keeper is not None:
-            keeper.keep(result, recording)
-        results.append(result)
-        if result.summary is not None and not result.summary.good:
-            failed.append(scenario.name)
-        if asked.prints:
-            click.echo(text(result) + "\n" * (len(scenarios) > 1))
+    try:
+        for scenario in scenarios:
+            try:
+                with BenchProgress(scenario.name) as progress:
+                    result, recording = measure(
+                        scenario, target, settings, say=progress.step, on_progress=progress.run
+                    )
+            except (TargetError, ScenarioError, TraceError, OSError) as error:
+                if len(scenarios) == 1:
+                    raise
+                failed.append(scenario.name)
+                said = f"{scenario.name}: not measured: {describe(error)}\n"
+                click.echo(printable(said), err=True)
+                continue
+            if keeper is not None:
+                keeper.keep(result, recording)
+            results.append(result)
+            if result.summary is not None and not result.summary.good:
+                failed.append(scenario.name)
+            if asked.prints:
+                click.echo(printable(text(result)) + "\n" * (len(scenarios) > 1))
+                asked.write_json({"results": results})
+    finally:  # Ctrl-C too leaves what was measured until then
+        if results and not asked.prints:
             asked.write_json({"results": results})
-    if not asked.prints:
-        asked.write_json({"results": results})
     if failed:
         raise click.ClickException(
             f"{len(failed)} of {len(scenarios)} scenarios were not measured: {', '.join(failed)}"
@@ -192,7 +197,7 @@ def show(name: str, toml: bool, by_definitions: bool) -> None:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"
         click.echo(path.read_text("utf-8"), nl=False)
     else:
-        click.echo(describe(found))
+        click.echo(printable(describe(found)))
 
 
 @click.command("selftest")

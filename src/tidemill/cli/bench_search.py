@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
+from tidemill.cli.bench_options import POSITIVE, SECONDS, Asked, measuring_options
 from tidemill.cli.options import Number
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Numbers(click.ParamType[tuple[float, ...]]):
             numbers = tuple(float(part) for part in str(value).split(","))
         except ValueError:
             numbers = ()
-        if not numbers or not all(0 < n <= 1e5 and (n.is_integer() or not self._whole)
+        if not numbers or not all(1e-6 <= n <= 1e5 and (n.is_integer() or not self._whole)
                                   for n in numbers):  # fmt: skip
             kind = "whole numbers" if self._whole else "numbers"
             self.fail(f"{value!r} is no list of {kind} above 0, such as 1,2,4", param, ctx)
@@ -103,11 +103,28 @@ def _points(asked: Asked, scenario: Scenario) -> Iterator[_Points]:
 
     target, settings = asked.whom()
     asked.check_json()
-    with (
-        BenchProgress(scenario.name) as progress,
-        serving(prepare(scenario), target, settings, progress.step) as server,
-    ):
-        yield _Points(server, scenario, settings, progress, asked.keeper())
+    points: _Points | None = None
+    try:
+        with (
+            BenchProgress(scenario.name) as progress,
+            serving(prepare(scenario), target, settings, progress.step) as server,
+        ):
+            points = _Points(server, scenario, settings, progress, asked.keeper())
+            yield points
+    except BaseException:  # Ctrl-C too leaves what was measured until then
+        if points is not None and points.results:
+            click.echo(f"broken off after {len(points.results)} runs:", err=True)
+            _tell(points.results, asked)
+        raise
+
+
+def _tell(results: list[Result], asked: Asked) -> None:
+    """The points of a curve."""
+    from tidemill.bench.curve import table
+
+    asked.write_json({"results": results})
+    if asked.prints:
+        click.echo(table(results))
 
 
 def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
@@ -139,7 +156,7 @@ def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
     help="How far the lowest rate that is missed may be above the highest that is met.",
 )  # fmt: skip
 @click.option(
-    "--seconds", "trial", type=POSITIVE, default=60, show_default=True,
+    "--seconds", "trial", type=SECONDS, default=60, show_default=True,
     help="Of measuring a rate for the first time, at most.",
 )  # fmt: skip
 @click.option(
@@ -188,7 +205,7 @@ def search(
     "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
 )
 @click.option(
-    "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
+    "--seconds", "trial", type=SECONDS, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
@@ -203,7 +220,7 @@ def curve(
     import msgspec
 
     from tidemill.bench.arrivals import Closed, Gamma
-    from tidemill.bench.curve import enough, saturate, spread, table
+    from tidemill.bench.curve import enough, saturate, spread
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
@@ -226,6 +243,4 @@ def curve(
         points.progress.note(f"{len(loads)} points in {minutes:.1f} minutes, and what comes late")
         for load, seconds in zip(loads, times, strict=True):
             points.measure(load, seconds, warmup, math.inf)
-    asked.write_json({"results": points.results})
-    if asked.prints:
-        click.echo(table(points.results))
+    _tell(points.results, asked)

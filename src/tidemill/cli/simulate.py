@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import Limits
+from tidemill.cli.bench_options import POSITIVE, SECONDS, SEED, Limits
 from tidemill.cli.options import Number
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -23,8 +24,6 @@ _POLICIES = (
     "least-outstanding", "round-robin", "random", "two-choices", "prefix", "weighted",
 )  # fmt: skip
 _MOST_REPLICAS = 100_000
-_POSITIVE = Number(min=0, min_open=True, max=1e6)
-_RATE = Number(min=0, min_open=True, max=1e6)
 
 
 class Span(click.ParamType[tuple[int, int]]):
@@ -142,7 +141,7 @@ class Factors(click.ParamType["Profile"]):
     "--policy", type=click.Choice(_POLICIES), default=_POLICIES[0], show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
-@click.option("--rate", type=_RATE, help="Requests a second, in place of the scenario's load.")
+@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
@@ -151,7 +150,7 @@ class Factors(click.ParamType["Profile"]):
     "--load-profile", "profile", type=Factors(),
     help="How the rate changes: factors from these seconds on.",
 )  # fmt: skip
-@click.option("--seconds", type=_POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", type=SECONDS, help="Of measuring. [default: the scenario's]")
 @click.option(
     "--requests", type=click.IntRange(1, 100_000_000), metavar="N",
     help="As long as it takes for so many, in place of --seconds.",
@@ -171,9 +170,7 @@ class Factors(click.ParamType["Profile"]):
     type=Limits(),
     help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
 )
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn."
-)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of all that is drawn.")
 @click.option("--no-bands", is_flag=True, help="A third of the time, and no error bands.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def simulate(
@@ -224,11 +221,11 @@ def simulate(
     scaling = None
     if autoscale is not None:
         scaling = Autoscale(*autoscale, start=scale_start)
+    prepared = known.prepare(scenario)
     if hardware is None or model is None:
-        prepared = known.prepare(scenario)
         spec, template, proof = _of_calibration(calibration_file, prepared, max_sequences)
     else:
-        spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
+        spec = _of_hardware(hardware, model, bits, tp, pp, prepared.context, max_sequences)
         template = proof = None
     count = replicas or (autoscale[0] if autoscale else 1)
     deployment = Deployment(
@@ -324,8 +321,7 @@ def _template(model: str) -> Template | None:
 
 
 def _of_hardware(
-    name: str, model: str, bits: str, tp: int, pp: int, scenario: Scenario,
-    max_sequences: int | None,
+    name: str, model: str, bits: str, tp: int, pp: int, context: int, max_sequences: int | None,
 ) -> ReplicaSpec:  # fmt: skip
     from tidemill.simulate.analytic import analytic
     from tidemill.simulate.profiles import load_hardware
@@ -340,7 +336,7 @@ def _of_hardware(
     try:
         return analytic(
             hardware, load_shape(model), weights=formats[bits], tensor_parallel=tp,
-            pipeline_parallel=pp, max_context=scenario.context, max_sequences=max_sequences,
+            pipeline_parallel=pp, max_context=context, max_sequences=max_sequences,
         )  # fmt: skip
     except ValueError as error:
         raise click.ClickException(str(error)) from None
@@ -354,9 +350,9 @@ def _echo(
 
     count = f"{found.replicas} x " if found.replicas > 1 else ""
     behind = f", {policy}" if found.most_replicas > 1 else ""
-    click.echo(f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}")
-    click.echo(f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s")
-    click.echo(text(found, slo))
+    title = f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}"
+    load = f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s"
+    click.echo(printable(f"{title}\n{load}\n{text(found, slo)}"))
     if scenario.checked:
         click.echo(
             "  note: answers are taken to be as long as they may be, and tasks to have a token for "

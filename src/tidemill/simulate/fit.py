@@ -16,6 +16,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -59,13 +60,16 @@ class FittedCosts:
         )
 
 
+Off = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
 class Error(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of ``steps`` kinds of steps, as shares of what was measured."""
 
     steps: int
-    median: float
-    p95: float
-    worst: float
+    median: Off
+    p95: Off
+    worst: Off
 
 
 def split(

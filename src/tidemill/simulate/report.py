@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.bench.measures import SHARES, Slo, Summary
-from tidemill.bench.report import seconds
+from tidemill.bench.report import percent, seconds
 from tidemill.simulate.predict import Interval, Prediction
 
 _LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
@@ -18,6 +18,8 @@ def text(prediction: Prediction, slo: Slo | None = None) -> str:
 
 def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     yield from _origin(prediction)
+    if prediction.summary.invalid:
+        yield f"INVALID: {prediction.summary.invalid}"
     if prediction.saturated is not None:
         yield (
             f"NEAR SATURATION: {prediction.saturated}. What then waits depends on too little to be "
@@ -34,8 +36,8 @@ def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     )
     if (attained := prediction.figures.get("attained")) is not None:
         share = (
-            f"at most {attained.high:.1%}" if prediction.saturated
-            else f"{attained.value:.1%} ({attained.low:.1%}–{attained.high:.1%})"
+            f"at most {percent(attained.high)}" if prediction.saturated
+            else f"{percent(attained.value)} ({percent(attained.low)}–{percent(attained.high)})"
         )  # fmt: skip
         limits = "" if slo is None else f" {slo}"
         yield f"SLO{limits}: met by {share} of {summary.requests} requests"
@@ -120,7 +122,7 @@ def _shape(summary: Summary) -> str:
         for name in ("ttft", "tpot")
         if (found := summary.latency.get(name)) is not None
     )
-    attained = "" if summary.attained is None else f"  SLO met by {summary.attained:.1%}"
+    attained = "" if summary.attained is None else f"  SLO met by {percent(summary.attained)}"
     return f"{summary.requests} requests  {latency}{attained}"
 
 

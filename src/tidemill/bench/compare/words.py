@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
 from tidemill.bench.report import seconds
+from tidemill.bench.reporting.markdown import plain
 from tidemill.bench.statistics import LEVEL, Estimate
 
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
@@ -33,16 +34,16 @@ def text(comparison: Comparison) -> str:
 def markdown(comparison: Comparison) -> str:
     """The same, to paste into an issue or a page."""
     lines = [f"### {comparison.scenario}: B against A", ""]
-    lines += [f"- {line.strip()}" for line in _who(comparison)]
-    lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
+    lines += [f"- {plain(line.strip())}" for line in _who(comparison)]
+    lines += ["", *(f"> **{plain(alarm)}**\n>" for alarm in comparison.alarms)]
     lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
     lines += [_cells(row(figure)) for figure in comparison.figures]
     said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in said)])
+    return "\n".join([*lines, "", *(f"- {plain(line)}" for line in said)])
 
 
 def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return f"| {' | '.join(map(plain, cells))} |"
 
 
 def _who(comparison: Comparison) -> list[str]:

@@ -24,7 +24,7 @@ _SPECIAL = re.compile(r"[\\`*_\[\]<>|~#&]")
 
 def markdown(document: Document, folder: str) -> str:
     """``folder``: where the pictures lie, as seen from the file; each as NAME.svg."""
-    head = [f"# {_text(document.title)}", _text(document.subtitle)]
+    head = [f"# {plain(document.title)}", plain(document.subtitle)]
     return "\n\n".join([*head, *_blocks(document.blocks, 2, quote(folder))]) + "\n"
 
 
@@ -41,35 +41,35 @@ def _blocks(blocks: Sequence[Block], level: int, folder: str) -> Iterator[str]:
     for block in blocks:
         match block:
             case Paragraph(text):
-                yield _text(text)
+                yield plain(text)
             case Bullets(items):
                 yield _list(items)
             case Terms(terms):
-                yield "\n".join(f"- **{_text(name)}**: {_text(what)}" for name, what in terms)
+                yield "\n".join(f"- **{plain(name)}**: {plain(what)}" for name, what in terms)
             case Notice(title, items):
                 yield "\n".join(
-                    f"> {line}".rstrip() for line in (f"**{_text(title)}**", "", *_items(items))
+                    f"> {line}".rstrip() for line in (f"**{plain(title)}**", "", *_items(items))
                 )
             case Table():
-                yield f"{_text(block.caption)}:"
+                yield f"{plain(block.caption)}:"
                 yield _table(block)
             case Commands(lines):
                 yield _code("\n".join(lines))
             case Picture(name, caption, alt, _):
-                yield f"![{_text(alt)}]({folder}/{quote(name)}.svg)"
-                yield f"*{_text(caption)}*"
+                yield f"![{plain(alt)}]({folder}/{quote(name)}.svg)"
+                yield f"*{plain(caption)}*"
             case Section(_, title, inner):
-                yield f"{'#' * level} {_text(title)}"
+                yield f"{'#' * level} {plain(title)}"
                 yield from _blocks(inner, level + 1, folder)
 
 
-def _text(text: str) -> str:
+def plain(text: str) -> str:
     """Plain text, with nothing in it that Markdown would take for its own."""
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
 def _items(items: Sequence[str]) -> list[str]:
-    return [f"- {_text(item)}" for item in items]
+    return [f"- {plain(item)}" for item in items]
 
 
 def _list(items: Sequence[str]) -> str:
@@ -78,8 +78,8 @@ def _list(items: Sequence[str]) -> str:
 
 def _table(table: Table) -> str:
     rules = [":---" if i == 0 or i in table.words else "---:" for i in range(len(table.columns))]
-    rows = [[_text(cell.text) for cell in row] for row in table.rows]
-    return "\n".join(_row(row) for row in ([_text(name) for name in table.columns], rules, *rows))
+    rows = [[plain(cell.text) for cell in row] for row in table.rows]
+    return "\n".join(_row(row) for row in ([plain(name) for name in table.columns], rules, *rows))
 
 
 def _row(cells: Sequence[str]) -> str:
