@@ -7,13 +7,13 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support import fake_llama_server
 from support.canned import canned
+from support.serving import until
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
 from tidemill.bench.engines.base import Form, form_of
 from tidemill.bench.starts import measure_starts, medians
@@ -183,10 +183,7 @@ def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
         bench.kill()
-    deadline = time.monotonic() + 30
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: gone(pid))
 
 
 def test_what_a_start_reads_is_of_this_model_only(
@@ -235,8 +232,7 @@ def test_who_does_not_wait_for_an_engine_to_end_leaves_none(
     binary = script(tmp_path, "trap '' TERM; echo deaf; while :; do sleep 0.1; done")
     running = started(LLAMA, launch(gguf, binary))
     process = running.__enter__()
-    while process.last_words() != "deaf":
-        time.sleep(0.01)
+    until(lambda: process.last_words() == "deaf")
     (pid, *_) = process.pids()
     wait = process._process.wait
 
@@ -272,10 +268,7 @@ def test_a_version_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(TargetError, match=r"does not run: no answer within 0\.5 s"):
         LLAMA.version(str(silent))
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 30
-    while not gone(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: gone(child))
 
 
 def test_whoever_answers_at_the_port_of_an_engine_that_has_ended_is_not_it(
@@ -289,7 +282,6 @@ def test_whoever_answers_at_the_port_of_an_engine_that_has_ended_is_not_it(
         port = int(other.url.split(":")[2].partition("/")[0])
         monkeypatch.setattr("tidemill.bench.engines.process.free_port", lambda: port)
         with started(LLAMA, launch(gguf, script(tmp_path, "echo taken; exit 3"))) as process:
-            while process._process.poll() is None:
-                time.sleep(0.01)
+            until(lambda: process._process.poll() is not None)
             with pytest.raises(TargetError, match="ended with status 3: taken"):
                 process.until_ready(60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,51 +9,16 @@ from typing import Any
 
 import pytest
 
-from tidemill.engine.step_time import attended
-from tidemill.simulate.base import StepWork
-from tidemill.simulate.calibration import (
-    Calibration,
-    EngineLimits,
-    Limits,
-    Machine,
-    Point,
-    fit_points,
-    save,
-)
+from support import calibrations
+from tidemill.simulate.calibration import save
 from tidemill.simulate.proof import Proof, keep_proof
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
 
-def seconds(work: StepWork) -> float:
-    return 2e-3 + 1e-4 * (work.prompt_tokens + work.decodes) + 2e-4 * work.rows
-
-
 @pytest.fixture
 def calibration(tmp_path: Path) -> Path:
-    works = [StepWork(n, attended(0, n), 0, 0, 1) for n in (1, 2, 8, 32, 128, 512)]
-    works += [StepWork(0, 0, n, n * c, n) for n in (1, 4, 16, 64) for c in (32, 512)]
-    points = [
-        Point(
-            prompt_tokens=w.prompt_tokens, prompt_context=w.prompt_context, decodes=w.decodes,
-            decode_context=w.decode_context, rows=w.rows, seconds=seconds(w), spread=0.01,
-            repeats=5,
-        )
-        for w in works
-    ]  # fmt: skip
-    marked, fit = fit_points(points)
-    made = Calibration(
-        model="no-such-model", identity=None, weights=["Q4_1"],
-        machine=Machine(cpu="Some CPU", architecture="x86_64", cores=2, memory=None),
-        threads=2, version="0", made=datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC),
-        limits=Limits(bytes_per_second=1e10, products_per_second={"Q4_1": 1e10}),
-        engine=EngineLimits(
-            max_context=8192, max_sequences=64, max_batch_tokens=512, max_prefill_tokens=256,
-            n_blocks=3000, block_size=16, kv_dtype="f16",
-        ),
-        points=marked, fit=fit,
-    )  # fmt: skip
-    return save(made, tmp_path / "calibration.json")
+    return save(calibrations.calibration("no-such-model"), tmp_path / "calibration.json")
 
 
 def run(tidemill: Tidemill, *arguments: object) -> Any:
@@ -86,6 +50,19 @@ def test_data_sheets(tidemill: Tidemill) -> None:
     assert done.returncode == 0, done.stderr
     assert "rag · 2 x h100-sxm, llama-3.1-8b" in done.stdout
     assert "over step times computed from: data sheets" in done.stdout
+    assert "before its first step a request takes 3.4 ms, and 2.2 us for each token" in done.stdout
+
+
+def test_a_front_end_that_is_known_better(tidemill: Tidemill, calibration: Path) -> None:
+    asked = ("--calibration", calibration, "--seconds", 20, "--no-bands", "--json")
+    before, given = (
+        json.loads(run(tidemill, *asked, *more).stdout)["prediction"]
+        for more in ((), ("--front-end", 250))
+    )
+    first = [found["figures"]["ttft.p50"]["value"] for found in (before, given)]
+    assert first[1] - first[0] >= 0.24
+    assert before["front"] == "0 ms (left out)"
+    assert given["front"] == "250 ms (as given)"
 
 
 def test_everything_at_once_as_json(tidemill: Tidemill, calibration: Path) -> None:

@@ -240,6 +240,17 @@ def _chosen(question: Question, value: object) -> str:
     return value
 
 
+def in_words(value: Any) -> str:
+    """An answer as a person reads it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " and ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 # ---- answers together --------------------------------------------------------------------------
 
 

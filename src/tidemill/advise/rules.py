@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import Evidence, gpus_of, hardware_of, in_flight, weights_gb
+from tidemill.advise.evidence import Evidence, weights_gb
 from tidemill.advise.facts import CLASSES, FORMATS, HARDWARE, Engine
-from tidemill.advise.flow import HIGH_CONCURRENCY, Part
+from tidemill.advise.flow import HIGH_CONCURRENCY, Part, gpus_of, hardware_of, in_flight
 from tidemill.advise.questions import GPUS
 from tidemill.records import dataclass
 

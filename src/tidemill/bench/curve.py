@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.measures import Summary
-from tidemill.bench.records import Recording
+from tidemill.bench.measures import Summary, request_rate
 from tidemill.bench.report import load_words, percent, seconds
 from tidemill.bench.result import Result
 from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
@@ -46,7 +45,7 @@ def saturate(
     concurrency = 1
     while concurrency <= _MOST_AT_A_TIME:
         recording = measure(Closed(concurrency), trial, min(2.0, trial / 4), math.inf)
-        rate = _ended(recording)
+        rate = request_rate(recording)
         say(f"{concurrency} at a time: {rate:.3g} requests/s")
         if rate < best.rate * _GAIN or not rate:
             break
@@ -63,14 +62,6 @@ def spread(most: float, points: int) -> list[float]:
 def enough(load: Closed | Gamma, trial: float) -> float:
     """Seconds of a point: ``trial``, or as long as a few requests take to come."""
     return max(trial, LEAST_REQUESTS / load.rate) if isinstance(load, Gamma) else trial
-
-
-def _ended(recording: Recording) -> float:
-    window = recording.window
-    ended = sum(
-        r.error is None and window.opened <= r.ended < window.closed for r in recording.records
-    )
-    return ended / window.seconds
 
 
 # ---- as text

@@ -92,25 +92,25 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 async def run(plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Recording:
     """Carry out a plan; ``on_progress`` is called twice a second. Raises BenchError if the first
     request fails."""
-    run = _Run(plan)
-    telling = None if on_progress is None else asyncio.create_task(run.tell(on_progress))
+    running = _Run(plan)
+    telling = None if on_progress is None else asyncio.create_task(running.tell(on_progress))
     # A collection would hold everything up for longer than what is measured.
     gc.collect()
     gc.disable()
     try:
-        await run.probe()
+        await running.probe()
         if isinstance(plan.load, Closed):
-            await run.closed_loop(plan.load.concurrency)
+            await running.closed_loop(plan.load.concurrency)
         else:
-            await run.open_loop(plan.load.due(random.Random(plan.workload.seed)))
-        return run.recording()
+            await running.open_loop(plan.load.due(random.Random(plan.workload.seed)))
+        return running.recording()
     finally:
         gc.enable()
         if telling is not None:
             telling.cancel()
             with suppress(asyncio.CancelledError):
                 await telling
-        run.client.close()
+        running.client.close()
 
 
 class _Conversation:

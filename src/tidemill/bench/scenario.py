@@ -35,6 +35,10 @@ from tidemill.bench.workload import Fixed, Shape, Workload
 FOLDER = Path(__file__).parent / "scenarios"
 _MAX_FILE = 1 << 20
 
+OPEN_SEQUENCES = 8
+"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
+there are streams."""
+
 _TO_THE_END = 1e6
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 Seconds = Annotated[float, msgspec.Meta(ge=MIN_SECONDS, le=1e6)]
@@ -101,6 +105,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Tokens that one sequence of the shapes needs at most."""
         return context_of(max((shape.most for shape in self.shapes), default=0))
 
+    @property
+    def burstiness(self) -> float:
+        """Of its arrivals; 1 where they have no rate."""
+        return self.load.burstiness if isinstance(self.load, Gamma) else 1.0
+
+    def loaded(self, rate: float | None, concurrency: int | None) -> Scenario:
+        """With another load, if one is given: requests a second, in such bursts as before, or at
+        any time. Starts stay what they are."""
+        load = self.load
+        if isinstance(load, Starts):
+            return self
+        if rate is not None:
+            load = Gamma(rate, self.burstiness)
+        elif concurrency is not None:
+            load = Closed(concurrency)
+        return msgspec.structs.replace(self, load=load)
+
     def scaled(self, factor: float) -> Scenario:
         """With prompts and answers so many times as long."""
         shapes = tuple(shape.scaled(factor) for shape in self.shapes)
@@ -120,6 +141,13 @@ class Prepared(NamedTuple):
     workload: Workload
     context: int
     notes: list[str]
+
+    @property
+    def sequences(self) -> int:
+        """Those that an engine is to hold at once."""
+        if isinstance(self.load, Starts):
+            return 1
+        return self.load.concurrency if isinstance(self.load, Closed) else OPEN_SEQUENCES
 
 
 def prepare(scenario: Scenario, seed: int = 0) -> Prepared:

@@ -139,7 +139,7 @@ def search(
         return Found(met=met, missed=missed, stopped=stopped, rates=rates, seconds=clock() - began)
 
     say("one request at a time")
-    alone = _due(measure(Closed(1), _BASELINE_SECONDS, 0.0, math.inf))
+    alone = measure(Closed(1), _BASELINE_SECONDS, 0.0, math.inf).due
     if sum(map(aim.slo.met_by, alone)) * 2 <= len(alone):
         return end("most requests miss the SLO even if there is but one at a time")
     each = statistics.fmean(r.ended - r.sent for r in alone)
@@ -230,7 +230,7 @@ def _estimate(aim: Aim, start: float, each: float) -> str:
 
 def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
     """What the trials of a rate say together."""
-    due = [_due(trial) for trial in trials]
+    due = [trial.due for trial in trials]
     flags = [[aim.slo.met_by(r) for r in requests] for requests in due]
     share, low, high = share_of(flags)
     met, why = share >= aim.attain, ""
@@ -310,13 +310,6 @@ def grown(trial: Recording) -> float:
     flying = np.searchsorted(due, times) - np.searchsorted(ended, times)
     growth = float(np.polyfit(times - middle, flying, 1)[0]) * (window.closed - middle)
     return growth / came if growth > max(_GROWTH * came, 2 * math.sqrt(came)) else 0.0
-
-
-def _due(trial: Recording) -> list[Record]:
-    """The requests that count, in their order."""
-    window = trial.window
-    found = [r for r in trial.records if window.opened <= r.due < window.closed]
-    return sorted(found, key=lambda r: r.due)
 
 
 def _as_sent(due: Sequence[Sequence[Record]], slo: Slo) -> list[list[bool]]:

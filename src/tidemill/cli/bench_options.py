@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_engines import prices_options
-from tidemill.cli.options import Number, Text, threads_option
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.options import Number, Text, named_numbers, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 POSITIVE = Number(min=1e-6, max=1e6)
 SECONDS = Number(min=0.001, max=1e6)
 SEED = click.IntRange(0, 2**32 - 1)
+_PRICE = Number(min=0, max=1e9)
 
 
 class Limits(click.ParamType["Slo"]):
@@ -36,18 +37,13 @@ class Limits(click.ParamType["Slo"]):
 
         if isinstance(value, Slo):
             return value
-        limits: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in Slo.__struct_fields__ or name in limits:
-                    raise ValueError
-                limits[name] = float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
-                    param, ctx,
-                )  # fmt: skip
+        try:
+            limits = named_numbers(value, dict.fromkeys(Slo.__struct_fields__, float))
+        except ValueError:
+            self.fail(
+                f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
+                param, ctx,
+            )  # fmt: skip
         try:
             return Slo(**limits)
         except ValueError as error:
@@ -142,16 +138,39 @@ class Asked:
 
     def write_json(self, value: Any) -> None:
         """Where it was asked for, if it was."""
-        import msgspec
-
-        if self.json_file is None:
-            return
-        data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
         if self.json_file == "-":
-            click.echo(data.decode(), nl=False)
-        else:
-            with open(self.json_file, "wb") as file:
-                file.write(data)
+            echo_json(value)
+        elif self.json_file is not None:
+            with open(self.json_file, "w", encoding="utf-8") as file:
+                echo_json(value, file)
+
+
+def _prices_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``prices`` (``bench.resources.Prices``)."""
+
+    @click.option(
+        "--price-per-hour", type=_PRICE, metavar="PRICE",
+        help="Of the machine, in any currency: then costs of a million tokens are told.",
+    )  # fmt: skip
+    @click.option("--power-price", type=_PRICE, metavar="PRICE", help="Of a kWh.")
+    @click.option(
+        "--people-per-hour", type=_PRICE, metavar="PRICE", help="Of those who run the machine."
+    )
+    @click.option(
+        "--watts", type=Number(min=0, min_open=True, max=1e6),
+        help="The machine's power under load, for an estimate where there is no meter.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_prices(
+        *args: Any, price_per_hour: float | None, power_price: float | None,
+        people_per_hour: float | None, watts: float | None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        from tidemill.bench.resources import Prices
+
+        prices = Prices(hour=price_per_hour, kwh=power_price, people=people_per_hour, watts=watts)
+        return command(*args, prices=prices, **kwargs)
+
+    return with_prices
 
 
 _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
@@ -200,7 +219,7 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         "--engine-args", type=Text(), default="", metavar="TEXT",
         help="More arguments for the engine.",
     ),
-    prices_options,
+    _prices_options,
     click.option(
         "--name", type=Text(), help="What to call the results; runs of one name are repeats."
     ),

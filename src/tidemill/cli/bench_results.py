@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.blocks import echo_json
 from tidemill.cli.printable import printable
 from tidemill.cli.table import table
 
@@ -79,10 +80,7 @@ def results(scenario: str | None, target: str | None, name: str | None, as_json:
         target = targets.shown(targets.parse(target).url or "")  # as it is kept
     found = open_store().results(scenario=scenario, target=target, name=name)
     if as_json:
-        import msgspec
-
-        data = msgspec.json.format(msgspec.json.encode({"results": found}), indent=2)
-        click.echo(data.decode())
+        echo_json({"results": found})
         return
     if not found:
         click.echo("nothing was kept yet, or nothing that fits")
@@ -162,10 +160,7 @@ def compare(
         for one, other in pairs(a, b, open_store(), scenario)
     ]
     if as_json:
-        import msgspec
-
-        data = msgspec.json.encode({"comparisons": [_bare(comparison) for comparison in found]})
-        click.echo(msgspec.json.format(data, indent=2).decode())
+        echo_json({"comparisons": [_bare(comparison) for comparison in found]})
         return
     as_words = words.markdown if as_markdown else words.text
     click.echo(printable("\n\n".join(map(as_words, found))))

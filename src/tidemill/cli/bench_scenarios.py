@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.bench_options import POSITIVE, SECONDS, Asked, measuring_options
+from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Number, Text
 from tidemill.cli.printable import printable
 
@@ -99,22 +100,15 @@ def _loaded(
     """A scenario with what options say otherwise of its load."""
     import msgspec
 
-    from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts, replay
 
     if trace is not None:
         scenario = replay(trace, scenario)
     assert scenario is not None
-    changes: dict[str, Any] = {}
-    if not isinstance(scenario.load, Starts):
-        if rate is not None:
-            bursts = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
-            changes["load"] = Gamma(rate, bursts)
-        if concurrency is not None:
-            changes["load"] = Closed(concurrency)
-        if window is not None:
-            changes["seconds"] = window
-    return msgspec.structs.replace(scenario, **changes)
+    scenario = scenario.loaded(rate, concurrency)
+    if window is None or isinstance(scenario.load, Starts):
+        return scenario
+    return msgspec.structs.replace(scenario, seconds=window)
 
 
 def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
@@ -215,8 +209,6 @@ def selftest(as_json: bool) -> None:
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        echo_json(found)
     else:
         click.echo(str(found))

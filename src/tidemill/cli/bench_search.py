@@ -6,12 +6,12 @@ import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli.bench_options import POSITIVE, SECONDS, Asked, measuring_options
-from tidemill.cli.options import Number
+from tidemill.cli.options import Number, Numbers
 
 if TYPE_CHECKING:
     from tidemill.bench.arrivals import Closed, Gamma
@@ -20,30 +20,6 @@ if TYPE_CHECKING:
     from tidemill.bench.scenario import Scenario
     from tidemill.cli.bench_progress import BenchProgress
     from tidemill.cli.bench_results import Keeper
-
-
-class Numbers(click.ParamType[tuple[float, ...]]):
-    """Numbers above 0, with commas between."""
-
-    name = "N,N,..."
-
-    def __init__(self, *, whole: bool = False) -> None:
-        self._whole = whole
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(part) for part in str(value).split(","))
-        except ValueError:
-            numbers = ()
-        if not numbers or not all(1e-6 <= n <= 1e5 and (n.is_integer() or not self._whole)
-                                  for n in numbers):  # fmt: skip
-            kind = "whole numbers" if self._whole else "numbers"
-            self.fail(f"{value!r} is no list of {kind} above 0, such as 1,2,4", param, ctx)
-        return numbers
 
 
 class _Points:
@@ -127,11 +103,9 @@ def _tell(results: list[Result], asked: Asked) -> None:
         click.echo(table(results))
 
 
-def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
-    """A scenario in an open loop, for which engines get as many slots as for any, and how bursty it
-    is. Raises ScenarioError."""
-    import msgspec
-
+def _at_any_rate(asked: Asked, name: str) -> Scenario:
+    """A scenario in an open loop, for which engines get as many slots as for any. Raises
+    ScenarioError."""
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import ScenarioError
 
@@ -140,8 +114,7 @@ def _at_any_rate(asked: Asked, name: str) -> tuple[Scenario, float]:
         raise ScenarioError(
             f"{scenario.name} has a load of its own (a trace, or starts), and so no other rates"
         )
-    burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
-    return msgspec.structs.replace(scenario, load=Gamma(1.0, burstiness)), burstiness
+    return scenario.loaded(1.0, None)
 
 
 @click.command("search", short_help="The highest rate of requests that meets an SLO.")
@@ -179,11 +152,11 @@ def search(
     from tidemill.bench.search import Aim, conclusion
     from tidemill.bench.search import search as find
 
-    chosen, burstiness = _at_any_rate(asked, scenario)
+    chosen = _at_any_rate(asked, scenario)
     slo = asked.slo or chosen.slo
     if slo is None:
         raise click.UsageError(f"{chosen.name} has no SLO: give --slo ttft=SECONDS,tpot=SECONDS")
-    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, burstiness)
+    aim = Aim(slo, attain, tolerance, trial, 60 * minutes, max_rate, chosen.burstiness)
     with _points(asked, chosen) as points:
         found = find(points.measure, aim, points.progress.note)
     asked.write_json({"found": found, "results": points.results})
@@ -200,35 +173,38 @@ def search(
     "--points", "count", type=click.IntRange(2, 50), default=6, show_default=True,
     help="Rates, up to a tenth more than can be done, which is found first.",
 )  # fmt: skip
-@click.option("--rates", type=Numbers(), help="Requests a second, instead.")
 @click.option(
-    "--concurrency", type=Numbers(whole=True), help="Requests at a time (closed loop), instead."
-)
+    "--rates", type=Numbers(Number(min=1e-6, max=1e5)),
+    help="Requests a second, instead.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=Numbers(click.IntRange(1, 100_000)),
+    help="Requests at a time (closed loop), instead.",
+)  # fmt: skip
 @click.option(
     "--seconds", "trial", type=SECONDS, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
     asked: Asked, scenario: str, count: int, rates: tuple[float, ...] | None,
-    concurrency: tuple[float, ...] | None, trial: float,
+    concurrency: tuple[int, ...] | None, trial: float,
 ) -> None:  # fmt: skip
     """Measure latency and throughput at several loads.
 
     An engine is started once for all. Each point is kept as a result of its own, and those of a
     curve have one series, of which `tidemill bench report` makes pictures.
     """
-    import msgspec
-
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.curve import enough, saturate, spread
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
-    chosen, burstiness = _at_any_rate(asked, scenario)
+    chosen = _at_any_rate(asked, scenario)
+    burstiness = chosen.burstiness
     loads: list[Closed | Gamma] = [Gamma(rate, burstiness) for rate in rates or ()]
-    loads += [Closed(int(number)) for number in concurrency or ()]
+    loads += [Closed(number) for number in concurrency or ()]
     if concurrency:
-        chosen = msgspec.structs.replace(chosen, load=Closed(int(max(concurrency))))
+        chosen = chosen.loaded(None, max(concurrency))
     with _points(asked, chosen) as points:
         if not loads:
             most = saturate(points.measure, trial / 3, points.progress.note)

@@ -19,7 +19,7 @@ _SHOWN_PROMPTS = (16, 64, 256, 512)
 _SHOWN_CONTEXT = 256
 
 
-@click.command(short_help="Measure how long this machine takes, for simulate and size.")
+@click.command()
 @click.argument("model", default="smollm2")
 @threads_option
 @kv_dtype_option
@@ -99,7 +99,7 @@ def _list() -> None:
 
 def report(made: Calibration) -> str:
     """What was found, for a terminal."""
-    from tidemill.simulate.compare import distances
+    from tidemill.simulate.analytic_error import distances
     from tidemill.simulate.shapes import load_shape
 
     error, noise = made.fit.error, made.fit.noise
@@ -119,7 +119,8 @@ def report(made: Calibration) -> str:
         served = made.served
         lines += [
             "",
-            f"the server adds {served.per_request * 1e3:.1f} ms to a request, "
+            f"the server adds {served.per_request * 1e3:.1f} ms to a request and "
+            f"{served.per_prompt_token * 1e6:.1f} us for each token of its prompt, "
             f"{served.per_step * 1e3:.2f} ms to a step and {served.per_token * 1e3:.3f} ms to each "
             "of its tokens",
         ]

@@ -22,11 +22,12 @@ _UNITS = {
     "power": (1.0, "W"),
     "step": (1e-3, "ms"),
     "request": (1e-3, "ms"),
+    "prompt_token": (1e-6, "us"),
     "band": (0.01, "%"),
 }
 
 
-@click.command(short_help="Show what is known of GPUs, boards and CPUs, with sources.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--toml", is_flag=True, help="NAME's file itself, to make one of your own from.")
 def hardware(name: str | None, toml: bool) -> None:

@@ -54,11 +54,10 @@ class Job:
     """One request and what becomes of it. Times are virtual seconds.
 
     ``output_tokens`` are generated, of ``max_tokens`` that the engine must reckon with. ``key`` is
-    equal where beginnings are, as far as routing cares. ``first``
-    and ``last``: when the first and the last token came (of the last sample to end), ``ended`` when
-    the answer was over, or failed with ``error``. ``tries``: replicas that it was given to.
-    ``counted``: it was due in the measured window. ``times``: of the tokens of sample 0, if they
-    are to be kept.
+    equal where beginnings are, as far as routing cares. ``first`` and ``last``: when the first and
+    the last token came (of the last sample to end), ``ended`` when the answer was over, or failed
+    with ``error``. ``tries``: replicas that it was given to. ``counted``: it was due in the
+    measured window. ``times``: of the tokens of sample 0, if they are to be kept.
     """
 
     __slots__ = (

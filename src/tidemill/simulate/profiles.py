@@ -133,21 +133,23 @@ class KindAssumptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of all hardware of a kind and the engines that run on it.
 
     ``usable_memory``: share of the memory that weights and KV cache may take. ``step``: seconds
-    that the engine adds to each step (scheduling, sampling, starting kernels); ``request``: before
-    a request's first one. ``band``: how far computed step times may be off, as a share.
+    that the engine adds to each step (scheduling, sampling, starting kernels); ``request`` and, for
+    each token of the prompt, ``prompt_token``: before a request's first one (``FrontEnd``).
+    ``band``: how far computed step times may be off, as a share.
     """
 
     efficiency: Efficiency
     usable_memory: Figure
     step: Figure
     request: Figure
+    prompt_token: Figure
     band: Figure
 
     def figures(self) -> dict[str, Figure]:
         return {
             **_efficiency_figures(self.efficiency),
             "usable_memory": self.usable_memory, "step": self.step,
-            "request": self.request, "band": self.band,
+            "request": self.request, "prompt_token": self.prompt_token, "band": self.band,
         }  # fmt: skip
 
 

@@ -183,8 +183,7 @@ class Traffic:
         else:
             opened = start + self._scenario.warmup
             self._closing = opened + self._scenario.seconds
-            self._tally.open(opened)
-            self._tally.close(self._closing)
+            self._tally.opened, self._tally.closed = opened, self._closing
             offsets = self._load.due(random.Random(self._seed))
             if self._profile is not None:
                 offsets = self._profile.warp(offsets)
@@ -297,13 +296,12 @@ class Traffic:
             stream.begun = True
             self._beginners -= 1
             if not self._beginners:
-                self._tally.open(now)
+                self._tally.opened = now
         elif self._tally.opened <= now and self._closing == math.inf:
             self._finished += 1
             long_enough = now - self._tally.opened >= self._scenario.seconds
             if long_enough and self._finished >= self._scenario.requests:
-                self._closing = now
-                self._tally.close(now)
+                self._closing = self._tally.closed = now
 
 
 def task_tokens(sizes: PromptSizes) -> int:

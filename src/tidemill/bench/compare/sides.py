@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from tidemill.bench.compare.base import CompareError, Side
-from tidemill.bench.records import Recording
-from tidemill.bench.result import NewerFormatError, Result, decode
+from tidemill.bench.result import Measurement, NewerFormatError, Result, decode
 from tidemill.bench.store import Store
 
 _MAX_FILE = 256 << 20
@@ -34,7 +33,7 @@ def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tup
 
 def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Side]:
     found: dict[str, Side] = {}
-    for result, recording in runs(text, store):
+    for result, recording in runs_of(text, store):
         name = result.scenario.name
         if scenario in (None, name):
             side = found.setdefault(name, Side(text, [], []))
@@ -45,12 +44,12 @@ def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Sid
     return found
 
 
-def runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+def runs_of(text: str, store: Store) -> list[Measurement]:
     """All that a user names by ``text``. Raises CompareError, StoreError, OSError."""
     if text.endswith(".json"):
-        return [(result, None) for result in _read(Path(text))]
+        return [Measurement(result, None) for result in _read(Path(text))]
     results = store.results(name=text) or [store.get(text)]
-    return [(result, store.recording(result.id)) for result in results]
+    return [Measurement(result, store.recording(result.id)) for result in results]
 
 
 def _read(path: Path) -> list[Result]:

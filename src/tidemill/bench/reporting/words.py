@@ -52,11 +52,6 @@ def ratio(value: float) -> str:
     return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
 
 
-def size(count: int) -> str:
-    """Bytes."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 def listed(names: list[str]) -> str:
     """a, b and c"""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from tidemill.bench.arrivals import MAX_CONCURRENCY
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
-from tidemill.simulate.play import Deployment
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Goal
 from tidemill.simulate.sizing.option import (
@@ -356,9 +355,9 @@ class _Search:
 
 def _slow(spec: ReplicaSpec) -> ReplicaSpec:
     """With all that takes time taking as much longer as its error band says."""
-    return Deployment((spec,)).scaled(1 + spec.step_time.band).specs[0]
+    return spec.scaled(1 + spec.step_time.band)
 
 
 def _fast(spec: ReplicaSpec) -> ReplicaSpec:
     """As much shorter."""
-    return Deployment((spec,)).scaled(1 - min(spec.step_time.band, _MOST_SHORTER)).specs[0]
+    return spec.scaled(1 - min(spec.step_time.band, _MOST_SHORTER))
