@@ -335,3 +335,12 @@ def test_requests_that_came_at_once(tmp_path: Path, speed: float) -> None:
     assert found.scenario.seconds == MIN_SECONDS
     assert isinstance(found.load, Trace)
     assert [*found.load.due(random.Random(0))] == [0, 0, 0]
+
+
+def test_lengths_that_no_model_has_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n5,300000,2\n")
+    with pytest.raises(TraceError, match="a request of 300000002000 tokens"):
+        traces.read(TraceFile(str(path), scale=1e6))
+    (size,) = traces.read(TraceFile(str(path), scale=1e6, context=4000)).sizes
+    assert size.input + size.output < 4000
