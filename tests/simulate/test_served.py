@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from tidemill.bench.client import Endpoint
 from tidemill.bench.stream import Answer
 from tidemill.engine.step_time import attended
+from tidemill.simulate import served
 from tidemill.simulate.base import StepWork
 from tidemill.simulate.served import Sent, mean_gap, served_costs
 from tidemill.simulate.step_table import StepTable
@@ -67,6 +71,34 @@ def test_requests_that_differ_show_as_spread() -> None:
     for i, (_, answer) in enumerate(requests):
         answer.times[0] += 0.02 * i
     assert served_costs(STEPS, requests, requests, {1: gap(1, 140)}).spread > 0.05
+
+
+@pytest.mark.parametrize(("context", "words"), [(8192, 1500), (400, 100)])
+def test_short_and_long_prompts_and_several_streams_are_asked(
+    monkeypatch: pytest.MonkeyPatch, context: int, words: int
+) -> None:
+    """Of a server whose costs are known, with words of one token behind a template of 25."""
+    asked = []
+
+    async def ask(
+        client: object, rng: object, streams: int, tokens: int, beginning: str = ""
+    ) -> list[Sent]:
+        asked.append((streams, len(beginning.split())))
+        prompt = 25 + len(beginning.split()) + 6
+        sent, answer = first(prompt, (prompt - 6) // 16 * 16)
+        seconds, _ = gap(streams, prompt + 24)
+        answer.times = [answer.times[0] + i * seconds for i in range(tokens)]
+        return [(sent, answer)] * streams
+
+    monkeypatch.setattr(served, "_ask", ask)
+    endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
+    found = asyncio.run(served._measure(endpoint, STEPS, context, 4, 5, 2, lambda _: None))
+    assert found.per_request == pytest.approx(REQUEST)
+    assert found.per_prompt_token == pytest.approx(PROMPT_TOKEN)
+    assert found.per_step == pytest.approx(STEP, rel=0.01)
+    assert found.per_token == pytest.approx(TOKEN, rel=0.01)
+    assert asked.count((1, words)) == 5
+    assert [streams for streams, _ in asked[-6:]] == [1, 2, 4, 1, 2, 4]
 
 
 def test_a_step_that_is_held_up_now_and_then_counts() -> None:

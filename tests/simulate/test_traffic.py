@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +119,20 @@ def test_conversations_go_on_from_what_was_said() -> None:
         assert after.due == before.ended + 1.0
         # All full blocks of what was computed before.
         assert after.cached_tokens == (before.prompt_tokens + 15) // 16 * 16
+
+
+def test_prompts_share_as_many_blocks_as_their_trace_says(tmp_path: Path) -> None:
+    """Those of a Mooncake trace are of 512 tokens, and a request has them one after the other."""
+    path = tmp_path / "trace.jsonl"
+    lines = [(0, 1100, [1, 2, 3]), (60_000, 1100, [1, 2, 4]), (120_000, 700, [1, 5])]
+    path.write_text("".join(
+        json.dumps(
+            {"timestamp": at, "input_length": n, "output_length": 4, "hash_ids": ids}
+        ) + "\n" for at, n, ids in lines
+    ))  # fmt: skip
+    ended, _, _ = played(scenario(TraceFile(str(path)), seconds=1e6, warmup=0.0))
+    # The probe has the lengths and the beginning of the first, so that it finds that computed.
+    assert [one.cached_tokens for one in ended[1:]] == [1024, 1024, 512]
 
 
 def test_beginnings_are_shared() -> None:

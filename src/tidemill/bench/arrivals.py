@@ -46,6 +46,10 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind", forbid_u
             if not least <= value <= MAX_RATE:
                 raise ValueError(f"{name} must be {least:g} to {MAX_RATE:g}, not {value}")
 
+    def at(self, rate: float) -> Gamma:
+        """The same at another rate."""
+        return Gamma(rate, self.burstiness)
+
     def due(self, rng: random.Random) -> Iterator[float]:
         """Seconds from the start at which requests are due, without end."""
         scale = 1 / (self.rate * self.burstiness)

@@ -14,7 +14,9 @@ from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Summary, request_rate
 from tidemill.bench.report import load_words, percent, seconds
 from tidemill.bench.result import Result
+from tidemill.bench.scenario import rate_of
 from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
+from tidemill.bench.traces import TraceFile
 
 _GAIN = 1.1
 _MOST_AT_A_TIME = 1024
@@ -59,9 +61,12 @@ def spread(most: float, points: int) -> list[float]:
     return [rounded(_OVER * most * (i + 1) / points) for i in range(points)]
 
 
-def enough(load: Closed | Gamma, trial: float) -> float:
-    """Seconds of a point: ``trial``, or as long as a few requests take to come."""
-    return max(trial, LEAST_REQUESTS / load.rate) if isinstance(load, Gamma) else trial
+def enough(load: Closed | Gamma | TraceFile, trial: float, requests: int) -> float:
+    """Seconds of a point: ``trial``, or as long as a few requests take to come; of a trace, all its
+    ``requests``."""
+    if (rate := rate_of(load)) is None:
+        return trial
+    return requests / rate if isinstance(load, TraceFile) else max(trial, LEAST_REQUESTS / rate)
 
 
 # ---- as text
@@ -93,12 +98,13 @@ def _load(result: Result) -> tuple[bool, float]:
     load = result.scenario.load
     if isinstance(load, Closed):
         return False, load.concurrency
-    return True, load.rate if isinstance(load, Gamma) else 0.0
+    return True, rate_of(load) or 0.0
 
 
 def _label(result: Result) -> str:
     load = result.scenario.load
-    return f"{load.rate:g}/s" if isinstance(load, Gamma) else load_words(load)
+    rate = rate_of(load)
+    return load_words(load) if rate is None else f"{rate:g}/s"
 
 
 def _cell(summary: Summary, name: str, share: str) -> str:

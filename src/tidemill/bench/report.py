@@ -221,6 +221,8 @@ def load_words(load: Closed | Gamma | TraceFile | Starts) -> str:
     if isinstance(load, Starts):
         return f"{load.repeats} starts cold, {load.repeats} warm"
     faster = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+    if load.rate is not None:
+        faster = f", at {load.rate:g} requests/s on average"
     return f"the trace {load.file}{faster}"
 
 

@@ -19,7 +19,9 @@ output = { kind = "uniform", low = 32, high = 128 }
 from __future__ import annotations
 
 import re
+import statistics
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -30,7 +32,7 @@ from tidemill.bench.measures import Slo
 from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.traces import TraceFile, context_of
 from tidemill.bench.traces import read as read_trace
-from tidemill.bench.workload import Fixed, Shape, Workload
+from tidemill.bench.workload import Fixed, Shape, Size, Workload
 
 FOLDER = Path(__file__).parent / "scenarios"
 _MAX_FILE = 1 << 20
@@ -106,18 +108,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return context_of(max((shape.most for shape in self.shapes), default=0))
 
     @property
-    def burstiness(self) -> float:
-        """Of its arrivals; 1 where they have no rate."""
-        return self.load.burstiness if isinstance(self.load, Gamma) else 1.0
+    def arrivals(self) -> Gamma | TraceFile:
+        """How its requests come, whatever their rate; by chance where they have none."""
+        return self.load if isinstance(self.load, Gamma | TraceFile) else Gamma(1.0)
 
     def loaded(self, rate: float | None, concurrency: int | None) -> Scenario:
-        """With another load, if one is given: requests a second, in such bursts as before, or at
-        any time. Starts stay what they are."""
+        """With another load, if one is given: requests a second, which come as before, or at any
+        time. Starts stay what they are."""
         load = self.load
         if isinstance(load, Starts):
             return self
         if rate is not None:
-            load = Gamma(rate, self.burstiness)
+            load = self.arrivals.at(rate)
         elif concurrency is not None:
             load = Closed(concurrency)
         return msgspec.structs.replace(self, load=load)
@@ -158,7 +160,7 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
     found = read_trace(load)
     context = scenario.context
     if found.sizes:
-        shapes = (Shape("trace", Fixed(1), Fixed(1)),)  # all that is taken of it is its name
+        shapes = (_mean_shape(found.sizes),)  # of which only the name is used
         context = load.context or context_of(max(s.input + s.output for s in found.sizes))
     elif not shapes:
         raise ScenarioError(
@@ -167,10 +169,39 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
         )
     # To its end, if that comes first; and all of it counts, as it may begin with a burst. All of it
     # may have come at once.
-    seconds = max(MIN_SECONDS, min(scenario.seconds, found.seconds / load.speed))
+    seconds = max(MIN_SECONDS, min(scenario.seconds, found.seconds))
     scenario = msgspec.structs.replace(scenario, warmup=0.0, seconds=seconds)
     workload = Workload(shapes, seed, found.sizes)
-    return Prepared(scenario, Trace(found.timestamps, load.speed), workload, context, found.notes)
+    return Prepared(scenario, Trace(found.timestamps, found.speed), workload, context, found.notes)
+
+
+def _mean_shape(sizes: Sequence[Size]) -> Shape:
+    prompt, answer = (
+        Fixed(round(statistics.fmean(lengths)))
+        for lengths in ([s.input for s in sizes], [s.output for s in sizes])
+    )
+    return Shape("trace", prompt, answer)
+
+
+def prepare_under(
+    scenario: Scenario, load: Closed | Gamma | TraceFile, seconds: float, warmup: float, seed: int
+) -> Prepared:
+    """A scenario with another load. The lengths of a trace stay; a closed loop has them one after
+    the other. Raises what ``prepare`` raises."""
+    if isinstance(scenario.load, TraceFile) and isinstance(load, Closed):
+        prepared = prepare(scenario, seed)
+        scenario = msgspec.structs.replace(
+            prepared.scenario, load=load, shapes=prepared.workload.shapes, seconds=seconds,
+            warmup=warmup,
+        )  # fmt: skip
+        return prepared._replace(scenario=scenario, load=load)
+    scenario = msgspec.structs.replace(scenario, load=load, seconds=seconds, warmup=warmup)
+    return prepare(scenario, seed)
+
+
+def rate_of(load: Closed | Gamma | TraceFile | Starts) -> float | None:
+    """Requests a second that it asks for, if it says so."""
+    return load.rate if isinstance(load, Gamma | TraceFile) else None
 
 
 def replay(trace: TraceFile, scenario: Scenario | None) -> Scenario:

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from tidemill.bench.result import Settings
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.targets import Target
+    from tidemill.bench.traces import TraceFile
     from tidemill.cli.bench_results import Keeper
 
 POSITIVE = Number(min=1e-6, max=1e6)
 SECONDS = Number(min=0.001, max=1e6)
 SEED = click.IntRange(0, 2**32 - 1)
+_TIME = Number(min=0, max=1e12)
 _PRICE = Number(min=0, max=1e9)
 
 
@@ -84,12 +86,6 @@ class Asked:
     name: str | None
     no_keep: bool
     keep_text: bool
-
-    def scenario(self, name: str) -> Scenario:
-        """Of that name or file. Raises ScenarioError."""
-        from tidemill.bench import scenario as known
-
-        return self.changed(known.load(name))
 
     def changed(self, scenario: Scenario) -> Scenario:
         """With the lengths and the time limit that were asked for."""
@@ -242,6 +238,51 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         decorated = option(decorated)
     return decorated
+
+
+_TRACE_OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
+    click.option(
+        "--trace", type=Text(), metavar="FILE",
+        help="Requests as they once came (CSV with Azure's, BurstGPT's or our columns, or "
+        "Mooncake's JSON lines), in place of the scenario's load and lengths.",
+    ),
+    click.option("--limit", type=click.IntRange(1, 10**9), help="Requests of a trace, at most."),
+    click.option(
+        "--from", "start", type=_TIME, help="Second of a trace from which on it is replayed."
+    ),
+    click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed."),
+    click.option(
+        "--context", type=click.IntRange(513, 2_000_000), metavar="TOKENS",
+        help="What the model holds: longer requests of a trace are shortened to that.",
+    ),
+]  # fmt: skip
+
+
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``recorded`` (a ``TraceFile``, or None)."""
+
+    @functools.wraps(command)
+    def with_trace(*args: Any, trace: str | None, **kwargs: Any) -> Any:
+        names = {"start": "--from", "end": "--to", "limit": "--limit", "context": "--context"}
+        part = {name: value for name in names if (value := kwargs.pop(name)) is not None}
+        if trace is None and part:
+            raise click.UsageError(f"{names[next(iter(part))]} is for a --trace")
+        recorded = None if trace is None else _trace(trace, part)
+        return command(*args, recorded=recorded, **kwargs)
+
+    decorated: Callable[..., Any] = with_trace
+    for option in reversed(_TRACE_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _trace(file: str, part: dict[str, Any]) -> TraceFile:
+    from tidemill.bench.traces import TraceFile
+
+    try:
+        return TraceFile(file, **part)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _at_hand(target: Target, model: str | None, settings: Settings) -> tuple[Target, Settings]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, SECONDS, Asked, measuring_options
+from tidemill.cli.bench_options import (
+    POSITIVE,
+    SECONDS,
+    Asked,
+    measuring_options,
+    trace_options,
+)
 from tidemill.cli.blocks import echo_json
-from tidemill.cli.options import Number, Text
 from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.bench.result import Result
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.traces import TraceFile
-
-_TIME = Number(min=0, max=1e12)
 
 
 @click.command("run", short_help="Measure a server, or an engine that is started for it.")
@@ -26,32 +29,24 @@ _TIME = Number(min=0, max=1e12)
     help="What is asked; see `tidemill bench list`. Repeatable.",
 )  # fmt: skip
 @click.option("--seconds", "window", type=SECONDS, help="Of measuring. [default: the scenario's]")
-@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
+@click.option(
+    "--rate", type=POSITIVE,
+    help="Requests a second, in place of the scenario's load; of a trace as fast as that makes it.",
+)  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
 )  # fmt: skip
-@click.option(
-    "--trace", type=Text(), metavar="FILE.csv",
-    help="Requests as they once came (Azure's and BurstGPT's columns too), in place of the "
-    "scenario's load and lengths.",
-)  # fmt: skip
+@trace_options
 @click.option("--speed", type=POSITIVE, help="How many times as fast a trace comes.")
-@click.option("--limit", type=click.IntRange(1, 10**9), help="Requests of a trace, at most.")
-@click.option("--from", "start", type=_TIME, help="Second of a trace from which on it is replayed.")
-@click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed.")
-@click.option(
-    "--context", type=click.IntRange(513, 2_000_000), metavar="TOKENS",
-    help="What the model holds: longer requests of a trace are shortened to that.",
-)  # fmt: skip
 def run(
     asked: Asked,
     scenarios: tuple[str, ...],
     window: float | None,
     rate: float | None,
     concurrency: int | None,
-    trace: str | None,
-    **part: float | None,
+    recorded: TraceFile | None,
+    speed: float | None,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -59,16 +54,18 @@ def run(
     comes from a process of its own. With several scenarios, one that cannot be run does not
     keep the others from it.
     """
+    import msgspec
+
     from tidemill.bench import scenario as known
 
-    if sum(given is not None for given in (rate, concurrency, trace)) > 1:
-        raise click.UsageError("--rate, --concurrency or --trace: only one of them")
-    if trace is None and (odd := [name for name, value in part.items() if value is not None]):
-        names = {"start": "from", "end": "to"}
-        raise click.UsageError(f"--{names.get(odd[0], odd[0])} is for a --trace")
-    if not scenarios and trace is None:
+    if concurrency is not None and (rate is not None or recorded is not None):
+        raise click.UsageError("--concurrency is not for a --rate or a --trace")
+    if not scenarios and recorded is None:
         raise click.UsageError("what is asked? Give a --scenario, or a --trace")
-    recorded = None if trace is None else _trace(trace, part)
+    if speed is not None:
+        if recorded is None or rate is not None:
+            raise click.UsageError("--speed is for a --trace without --rate")
+        recorded = msgspec.structs.replace(recorded, speed=speed)
     chosen: list[Scenario | None] = [
         known.load(one)
         for one in dict.fromkeys(
@@ -82,15 +79,6 @@ def run(
         ],
         asked,
     )
-
-
-def _trace(file: str, part: dict[str, Any]) -> TraceFile:
-    from tidemill.bench.traces import TraceFile
-
-    try:
-        return TraceFile(file, **{k: v for k, v in part.items() if v is not None})
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _loaded(

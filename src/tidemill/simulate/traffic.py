@@ -226,29 +226,33 @@ class Traffic:
         if talk.turn:
             prompt = talk.tokens + self._template.between + question
         else:
-            shared = self._shared(sizes)
-            conversation = b"c%d " % talk.index
-            beginning = b"b" + sizes.beginning.encode() + b" "
-            talk.text = Placed(conversation, beginning, shared)
+            talk.text = Placed(b"c%d " % talk.index, self._parts(sizes))
             talk.turns, talk.pause = shape.turns, shape.pause
-            prompt = shared + question
+            prompt = talk.text.parts[-1][1] + question
         talk.tokens = prompt + sizes.max_tokens
-        alone = shape.turns > 1 or not sizes.beginning
+        alone = shape.turns > 1 or not sizes.parts
         job = Job(
             text=talk.text, prompt_tokens=prompt, output_tokens=sizes.max_tokens, due=due,
             conversation=talk.index, turn=talk.turn, shape=self._shapes[shape.name],
-            key=talk.text.conversation if alone else talk.text.beginning,
+            key=talk.text.conversation if alone else talk.text.parts[-1][0],
             keep_times=self._keep_times,
         )  # fmt: skip
         job.counted = self._tally.opened <= due < self._closing
         return job
 
-    def _shared(self, sizes: PromptSizes) -> int:
-        """Tokens that a prompt begins with and has in common with others."""
+    def _parts(self, sizes: PromptSizes) -> tuple[tuple[bytes, int], ...]:
+        """What a prompt begins with and has in common with others, as ``Placed`` has it: what the
+        template puts before it first."""
         template = self._template
-        if sizes.beginning and sizes.shape.system:
-            return template.before_system + sizes.prefix + template.after_system
-        return template.before + sizes.prefix
+        system = bool(sizes.parts) and sizes.shape.system
+        end = template.before_system if system else template.before
+        parts = [] if system else [(b"b ", end)]
+        for name, tokens in sizes.parts:
+            end += tokens
+            parts.append((b"b" + name.encode() + b" ", end))
+        if system:
+            parts[-1] = (parts[-1][0], end + template.after_system)
+        return tuple(parts)
 
     def _expire(self) -> None:
         """Give up what has taken too long; come again when the next may have."""

@@ -254,7 +254,7 @@ def _options(scenario: Scenario) -> list[str] | None:
     load = scenario.load
     if load != base.load and isinstance(load, Gamma):
         options += ["--rate", f"{load.rate:g}"]
-        load = Gamma(load.rate, base.load.burstiness if isinstance(base.load, Gamma) else 1.0)
+        load = base.arrivals.at(load.rate)
     elif load != base.load and isinstance(load, Closed):
         options += ["--concurrency", str(load.concurrency)]
     again = msgspec.structs.replace(

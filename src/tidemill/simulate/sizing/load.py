@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidemill.bench.arrivals import Closed, Gamma
+from tidemill.bench.arrivals import Closed
 from tidemill.bench.scenario import Scenario, Starts
 from tidemill.bench.statistics import rank
 from tidemill.bench.traces import TraceFile
@@ -54,7 +54,7 @@ class ScenarioLoad:
         self._scenario = scenario
         self.kind = kind
         self._seed = seed
-        self._burstiness = scenario.burstiness
+        self._arrivals = scenario.arrivals
         requests = list(_requests(scenario, seed))
         self._turns = len(requests) / _SAMPLE
         self.mix = _mix(requests, scenario.context)
@@ -105,7 +105,7 @@ class ScenarioLoad:
             requests = max(_REQUESTS, _LIVES * streams)
             return change(load=Closed(streams), seconds=0.0, requests=requests, warmup=life)
         seconds = max(_REQUESTS / load, _LIVES * life)
-        arrivals = Gamma(load / self._turns, self._burstiness)
+        arrivals = self._arrivals.at(load / self._turns)
         return change(load=arrivals, seconds=seconds, requests=0, warmup=seconds / 2)
 
 
@@ -127,7 +127,7 @@ def _requests(scenario: Scenario, seed: int) -> Iterator[_Request]:
         turns = workload.sizes(index).shape.turns
         for turn in range(turns):
             sizes = workload.sizes(index, turn)
-            if not turn and sizes.beginning:
+            if not turn and sizes.parts:
                 before = sizes.shape.prefix
             prompt = sizes.words + task_tokens(sizes)
             yield _Request(before, prompt, sizes.max_tokens)
