@@ -476,6 +476,8 @@ def test_files_that_are_none_of_ours(
     [
         ("requests", 0), ("good", -1), ("output_rate", 1e300), ("attained", 1.5), ("short", 10**6),
         ("verdicts", {"right": 10**6}), ("seconds", 0), ("errors", {"timeout": 7}),
+        ("latency", {}), ("latency", {"ttft": {}, "e2e": {}}), ("goodput", None),
+        ("examples", {"timeout": "late"}),
     ],
 )  # fmt: skip
 def test_figures_that_no_run_has(tmp_path: Path, store: Store, field: str, value: object) -> None:
@@ -484,6 +486,14 @@ def test_figures_that_no_run_has(tmp_path: Path, store: Store, field: str, value
     file = tmp_path / "x.json"
     file.write_bytes(msgspec.json.encode({"results": [result]}))
     with pytest.raises(CompareError, match="no file of"):
+        pairs(str(file), str(file), store)
+
+
+def test_a_file_of_a_newer_version(tmp_path: Path, store: Store) -> None:
+    result = msgspec.to_builtins(store.get(put(store)), str_keys=True)
+    file = tmp_path / "x.json"
+    file.write_bytes(msgspec.json.encode({"results": [{"format": 2, "new": result}]}))
+    with pytest.raises(CompareError, match=r"x\.json is of a newer tidemill \(format 2\)"):
         pairs(str(file), str(file), store)
 
 
@@ -508,3 +518,12 @@ def test_as_text_and_markdown() -> None:
     assert len(table) == 2 + len(found.figures)
     assert {line.count("|") for line in table} == {7}
     assert "> **B's answers are 50% SHORTER" in words.markdown(found)
+
+
+def test_names_are_not_taken_for_markdown() -> None:
+    result, recording = runs.run(120)
+    evil = "<img src=x onerror=alert(1)>|[m](javascript:alert(1))"
+    result.target = msgspec.structs.replace(result.target, model=evil)
+    said = words.markdown(compare(side((result, recording)), side(runs.run(120, seed=1))))
+    assert "<img" not in said.replace("\\<", "")
+    assert "[m]" not in said

@@ -160,3 +160,11 @@ def test_progress_is_told() -> None:
     assert told[-1].ttft_p99 is not None
     assert 0 < told[-1].ttft_p50 <= told[-1].ttft_p99
     assert [p.sent for p in told] == sorted(p.sent for p in told)
+
+
+def test_pauses_end_with_the_window() -> None:
+    """What would be due in an hour is not waited for."""
+    talk = Shape("talk", Fixed(3), Fixed(4), turns=3, pause=3600)
+    recording, _ = carry_out((talk,), Gamma(40.0))
+    assert recording.records
+    assert {r.turn for r in recording.records} == {0}

@@ -4,6 +4,7 @@ show, and none holds anything up or learns a key that is not for it."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -291,3 +292,43 @@ def test_an_endpoint_that_turns_bad_ends_the_run_with_its_figures() -> None:
     }  # fmt: skip
     assert summary.good + sum(summary.errors.values()) == summary.requests
     assert all(text.isprintable() for text in summary.examples.values())
+
+
+def test_an_answer_in_a_million_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pieces take of memory beside their bytes counts, too."""
+    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 16)
+
+    def crumbs(connection: socket.socket, number: int) -> bool:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        with suppress(OSError):
+            connection.sendall(b"1\r\n:\r\n" * 10_000)  # far fewer bytes than the limit
+            connection.sendall(b"0\r\n\r\n")
+        return False
+
+    with canned(crumbs) as server:
+        assert ask(server.url).error == "too_large"
+
+
+def test_a_compressed_answer() -> None:
+    def zipped(connection: socket.socket, number: int) -> bool:
+        body = gzip.compress(GOOD)
+        head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        return True
+
+    with canned(zipped) as server:
+        assert ask(server.url).error == "compressed"
+        assert "its answers are compressed, though that was not asked for: gzip" in refusal(
+            server.url
+        )
+
+
+def test_hints_before_an_answer() -> None:
+    def hint(connection: socket.socket, number: int) -> bool:
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </x>; rel=preload\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\n" + GOOD)
+        return False
+
+    with canned(hint) as server:
+        answer = ask(server.url)
+    assert (answer.error, answer.text) == (None, "a")

@@ -17,6 +17,7 @@ from support.canned import always, canned
 from tidemill.bench import traces
 from tidemill.bench.arrivals import Closed, Gamma, Trace, variation
 from tidemill.bench.client import Endpoint
+from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.run import Plan, run
 from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, prepare_under, replay
 from tidemill.bench.trace_files import TraceError
@@ -422,3 +423,23 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         sent[body["max_tokens"]] = len(body["messages"][0]["content"].split())
     assert sent == {5: 100, 6: 80, 7: 70, 8: 50}
+
+
+@pytest.mark.parametrize("speed", [1.0, 1e6])
+def test_requests_that_came_at_once(tmp_path: Path, speed: float) -> None:
+    """A window has some length, however short they make it: it is divided by."""
+    path = tmp_path / "once.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n" + "5,3,2\n" * 3)
+    found = prepare(replay(TraceFile(str(path), speed=speed), None))
+    assert found.scenario.seconds == MIN_SECONDS
+    assert isinstance(found.load, Trace)
+    assert [*found.load.due(random.Random(0))] == [0, 0, 0]
+
+
+def test_lengths_that_no_model_has_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n5,300000,2\n")
+    with pytest.raises(TraceError, match="a request of 300000002000 tokens"):
+        traces.read(TraceFile(str(path), scale=1e6))
+    (size,) = traces.read(TraceFile(str(path), scale=1e6, context=4000)).sizes
+    assert size.input + size.output < 4000

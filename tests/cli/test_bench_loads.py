@@ -18,7 +18,7 @@ from support import fake_llama_server
 from support.canned import canned
 from support.mine import MINE, SLO
 from tidemill.bench.arrivals import Closed
-from tidemill.bench.result import Result
+from tidemill.bench.result import Result, Server
 from tidemill.bench.run import Progress
 from tidemill.bench.traces import TraceFile
 from tidemill.cli import bench_progress
@@ -358,3 +358,87 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == err.count("mine: measuring 42 s") == 2
+
+
+# ---- what is broken off
+
+
+def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the run after so many."""
+    measure = Server.measure
+    done: list[int] = []
+
+    def counted(self: Server, *arguments: Any) -> Any:
+        if len(done) == count:
+            raise KeyboardInterrupt
+        done.append(1)
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(Server, "measure", counted)
+
+
+def test_a_curve_that_is_broken_off_leaves_its_points(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_after(2, monkeypatch)
+    file = tmp_path / "out.json"
+    done = bench(
+        tidemill, "curve", url, "--scenario", mine, "--concurrency", "1,2,3", "--seconds", 0.2,
+        "--json", file,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "broken off after 2 runs:" in done.stderr
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:3]] == [
+        ["1", "at", "a", "time"], ["2", "at", "a", "time"],
+    ]  # fmt: skip
+    assert len(results(file.read_text())) == 2
+    kept = tidemill("bench", "results", "--json")
+    assert len(results(kept.stdout)) == 2
+
+
+def test_runs_that_are_broken_off_leave_what_was_measured(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_after(1, monkeypatch)
+    other = tmp_path / "other.toml"
+    other.write_text(MINE)
+    done = bench(
+        tidemill, "run", url, "--scenario", mine, "--scenario", other, "--json", "-", "--no-keep"
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert len(results(done.stdout)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", 10**30], "is not in the range"),
+        (["--limit", 10**30, "--trace", "t.csv"], "is not in the range"),
+        (["--seconds", 1e-9], "is not in the range"),
+        (["--timeout", "nan"], "nan"),
+        (["--rate", 5e-324], "is not in the range"),
+        (["--name", "\udcff"], "not valid"),
+        (["--model", "\udcff"], "not valid"),
+        (["--trace", "\udcff.csv"], "not valid"),
+        (["--engine-args", "\udcff"], "not valid"),
+    ],
+)
+def test_numbers_and_texts_that_can_be_none(
+    tidemill: Tidemill, mine: Path, arguments: list[object], said: str
+) -> None:
+    """They are refused before anything is started."""
+    done = bench(tidemill, "run", "http://127.0.0.1:9", "--scenario", mine, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_scenario_whose_trace_is_not_there_keeps_none_from_it(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path
+) -> None:
+    lost = tmp_path / "lost.toml"
+    lost.write_text('name = "lost"\nsummary = "s"\n[load]\nkind = "trace"\nfile = "none.csv"\n')
+    done = bench(tidemill, "run", url, "--scenario", lost, "--scenario", mine, "--no-keep")
+    assert done.returncode == 1
+    assert "lost: not measured: " in done.stderr
+    assert "none.csv: No such file" in done.stderr
+    assert "mine · http" in done.stdout

@@ -112,8 +112,14 @@ def test_nothing_measured_yet(tidemill: Tidemill) -> None:
         (["--autoscale", "x"], "'x' is not like 2:10"),
         (["--failures", "often"], "'often' is not like mtbf=86400"),
         (["--failures", "mttr=5"], "mtbf, the mean seconds"),
-        (["--failures", "mtbf=0"], "between failures must be positive"),
-        (["--failures", "mtbf=nan"], "between failures must be positive"),
+        (["--failures", "mtbf=0"], "between failures must be 1 s at least"),
+        (["--failures", "mtbf=nan"], "between failures must be 1 s at least"),
+        (["--failures", "mtbf=1e-9,mttr=0,start=0"], "between failures must be 1 s at least"),
+        (["--load-profile", "0=1,nan=2"], "each point comes after the one before"),
+        (["--load-profile", "0=1/1e-300"], "the period of a profile is longer than"),
+        (["--load-profile", "0=1e300"], "more than can be simulated"),
+        (["--rate", "1e6", "--seconds", "1e6"], "more than can be simulated"),
+        (["--seed", str(10**30)], "is not in the range"),
         (["--load-profile", "1"], "'1' is not like 0=1"),
         (["--load-profile", "0=1,5=inf"], "factors of a profile are from 0 on"),
         (["--load-profile", "0=1", "--concurrency", "2"], "only a rate can follow a profile"),
@@ -146,3 +152,37 @@ def test_what_does_not_fit(tidemill: Tidemill) -> None:
     done = run(tidemill, "--hardware", "rtx-4090", "--model", "llama-3.1-70b")
     assert done.returncode == 1
     assert "does not fit" in done.stderr
+
+
+ROWS = "timestamp,input_tokens,output_tokens\n" + "".join(f"{i},900,20\n" for i in range(30))
+
+
+@pytest.mark.parametrize("given", [["--hardware", "h100-sxm", "--model", "llama-3.1-8b"], []])
+def test_a_trace_has_the_context_and_the_shapes_of_its_requests(
+    tidemill: Tidemill, calibration: Path, tmp_path: Path, given: list[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(ROWS)
+    shapes = "".join(
+        f'[[shapes]]\nname = "{name}"\ninput = {{ kind = "fixed", tokens = 5 }}\n' for name in "ab"
+    )
+    for text in (shapes, ""):
+        file = tmp_path / "mine.toml"
+        file.write_text(
+            'name = "mine"\nsummary = "s"\n[load]\nkind = "trace"\nfile = "t.csv"\n' + text
+        )
+        given = given or ["--calibration", str(calibration)]
+        done = run(tidemill, "--scenario", file, *given, "--no-bands", "--json")
+        assert done.returncode == 0, done.stderr
+        prediction = json.loads(done.stdout)["prediction"]
+        assert prediction["summary"]["errors"] == {}
+        assert prediction["summary"]["mean_prompt_tokens"] > 890
+        assert prediction["by_shape"] == {}
+
+
+def test_a_load_that_does_not_come_is_said(tidemill: Tidemill) -> None:
+    done = run(
+        tidemill, "--hardware", "h100-sxm", "--model", "llama-3.1-8b", "--rate", 1e-6,
+        "--replicas", 2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "INVALID: no request was due in the window" in done.stdout

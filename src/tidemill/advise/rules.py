@@ -244,7 +244,7 @@ def budget(engine: Engine, case: Case) -> tuple[Outcome, str]:
     size = None if limit is None else case.evidence.size(engine, case.part, case.answers)
     if limit is None or size is None or size.per_month is None or size.per_month.value <= limit:
         return _OK
-    return "fail", f"costs {size.per_month} per month; the budget is {limit:g}"
+    return "fail", f"costs {size.per_month}; the budget is {limit:g} per month"
 
 
 RULES: dict[str, Rule] = {

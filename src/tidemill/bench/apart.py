@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from tidemill.bench.processes import end_with_parent
 from tidemill.bench.records import Recording
 from tidemill.bench.run import BenchError, Plan, Progress, run
 
@@ -34,8 +35,9 @@ def run_apart(plan: Plan, on_progress: Callable[[Progress], None] | None = None)
     written: list[bytes] = []
     said: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=end_with_parent(),
+    ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Summary, request_rate
-from tidemill.bench.report import load_words, seconds
+from tidemill.bench.report import load_words, percent, seconds
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import rate_of
 from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
@@ -81,7 +81,7 @@ def table(points: Sequence[Result]) -> str:
     ]
     for result, summary in ordered:
         latencies = "".join(f"{_cell(summary, *which):>{width}}" for which, width in _CELLS)
-        met = "" if summary.attained is None else f"{summary.attained:.1%}"
+        met = "" if summary.attained is None else percent(summary.attained)
         failed = f", {sum(summary.errors.values())} failed" if summary.errors else ""
         invalid = " INVALID" if summary.invalid else ""
         lines.append(

@@ -140,6 +140,15 @@ class Summary(msgspec.Struct, kw_only=True):
             raise ValueError(f"figures must be numbers below {_MOST:g}")
         if not 0 <= (self.attained or 0) <= 1:
             raise ValueError("the attained share must be 0 to 1")
+        if (self.attained is None) != (self.goodput is None):
+            raise ValueError("there is either goodput and an attained share, or neither")
+        if self.errors.keys() != self.examples.keys():
+            raise ValueError("errors and examples must be of the same kinds")
+        needed = {"ttft", "e2e"} if self.good else set()
+        if not needed <= self.latency.keys() <= LATENCIES.keys() or any(
+            of.keys() != SHARES.keys() for of in self.latency.values()
+        ):
+            raise ValueError(f"good answers have a TTFT and an E2E, and each latency {[*SHARES]}")
 
 
 def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = None) -> Summary:

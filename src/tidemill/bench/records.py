@@ -6,6 +6,9 @@ import msgspec
 
 from tidemill.bench.tasks import Verdict
 
+MIN_SECONDS = 0.001
+"""Of a window, and of the time that a request may take: it is to be divided by."""
+
 
 class Record(msgspec.Struct):
     """One request. Times are seconds of the monotonic clock.

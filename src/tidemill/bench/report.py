@@ -57,8 +57,8 @@ def _figures(result: Result) -> Iterator[str]:
         yield from (f"  {line}" for line in resource_lines(result.resources))
     if result.slo is not None and summary.attained is not None:
         yield (
-            f"  SLO {result.slo}: met by {summary.attained:.1%} of {summary.requests} requests; "
-            f"goodput {summary.goodput:.2f} requests/s"
+            f"  SLO {result.slo}: met by {percent(summary.attained)} of {summary.requests} "
+            f"requests; goodput {summary.goodput:.2f} requests/s"
         )
     yield f"  {errors_line(summary)}"
     if summary.verdicts:
@@ -162,7 +162,7 @@ def shape_line(summary: Summary) -> str:
         for name in ("ttft", "tpot")
         if (found := summary.latency.get(name)) is not None
     )
-    attained = "" if summary.attained is None else f"  SLO met by {summary.attained:.1%}"
+    attained = "" if summary.attained is None else f"  SLO met by {percent(summary.attained)}"
     failed = sum(summary.errors.values())
     return f"{summary.requests} requests, {failed} failed  {latency}{attained}"
 
@@ -183,9 +183,19 @@ def _starts(starts: list[Start]) -> Iterator[str]:
 
 
 def estimate(found: Estimate) -> str:
-    """A latency, with its interval in brackets, in one unit."""
+    """A latency, with its interval in brackets, in one unit; one value alone has none."""
+    if found.low == found.high:
+        return seconds(found.value)
     low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
     return f"{seconds(found.value)} ({low}–{high})"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """All and none are told of what is all and none, and not of what is nearly so."""
+    least = 10.0 ** -(digits + 2)
+    if 0 < share < 1:
+        share = min(max(share, least), 1 - least)
+    return f"{share:.{digits}%}"
 
 
 def seconds(value: float) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,6 +32,8 @@ from tidemill.hardware import core_budget, cpu_info, memory_budget
 
 FORMAT = 1
 """Of a ``Result`` in JSON. What is only added to it does not change this."""
+
+_YEARS = (1970, 9000)  # of when something was measured: in all of them time zones can be changed
 
 FEW = 100
 """Requests below which p99 is the slowest of them, or nearly."""
@@ -56,6 +59,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_text: bool = False
 
 
+class NewerFormatError(ValueError):
+    """A result was written by a newer version, and may mean something else."""
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Who was measured. ``extra`` was in every request. Of an engine that was started for it:
     ``command`` is all of its command line, ``arguments`` what the user added to that."""
@@ -69,6 +76,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     arguments: list[str] = []
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an address that is none: files may be damaged, or edited."""
+        urlsplit(self.url)
 
     @property
     def whom(self) -> str:
@@ -111,10 +122,27 @@ class Result(msgspec.Struct, kw_only=True):
     starts: list[Start] = []
     notes: list[str] = []
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a time that nothing was measured at."""
+        when = datetime.datetime.fromisoformat(self.when)
+        if when.tzinfo is None or not _YEARS[0] <= when.year <= _YEARS[1]:
+            raise ValueError(f"{self.when} is no time with an offset from UTC")
+
     @property
     def per_core(self) -> float | None:
         """Output tokens a second for each thread of an engine that was started here."""
         return None if self.resources is None else self.resources.density.per_core_given
+
+
+def decode(data: bytes | msgspec.Raw) -> Result:
+    """Of JSON. Raises NewerFormatError, ValueError (what msgspec raises is one), RecursionError."""
+    if (newer := msgspec.json.decode(data, type=_Format).format) > FORMAT:
+        raise NewerFormatError(f"of a newer tidemill (format {newer})")
+    return msgspec.json.decode(data, type=Result)
+
+
+class _Format(msgspec.Struct):
+    format: int
 
 
 class Measurement(NamedTuple):
@@ -376,7 +404,9 @@ def _notes(
         notes.append(f"the endpoint does not take {refused}: models end answers where they like")
     if summary.long:
         notes.append(f"{summary.long} of {summary.good} answers were longer than asked for")
-    if 0 < summary.good < FEW:
+    if summary.good == 1:
+        notes.append("one answer says nothing of how much they differ: see --seconds")
+    elif 0 < summary.good < FEW:
         notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
     if scenario.tenants and not endpoint.keys:
         who = result.target.engine

@@ -29,6 +29,7 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma, Load, Trace
 from tidemill.bench.measures import Slo
+from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.traces import TraceFile, context_of
 from tidemill.bench.traces import read as read_trace
 from tidemill.bench.workload import Fixed, Shape, Size, Workload
@@ -42,7 +43,7 @@ there are streams."""
 
 _TO_THE_END = 1e6
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Seconds = Annotated[float, msgspec.Meta(ge=MIN_SECONDS, le=1e6)]
 
 
 class ScenarioError(ValueError):
@@ -80,6 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         traced = isinstance(self.load, TraceFile)
         if not self.shapes and not traced:
             raise ValueError("shapes: there must be at least one")
+        if self.slo == Slo():
+            raise ValueError("slo: it has no limit; leave it out, or give ttft, tpot or e2e")
         names = [shape.name for shape in self.shapes]
         if len(set(names)) < len(names):
             raise ValueError("two shapes have the same name")
@@ -164,8 +167,9 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
             f"{load.file} has no columns input_tokens and output_tokens, and {scenario.name} no "
             "shapes: whose lengths are the requests to have?"
         )
-    # To its end, if that comes first; and all of it counts, as it may begin with a burst.
-    seconds = min(scenario.seconds, found.seconds)
+    # To its end, if that comes first; and all of it counts, as it may begin with a burst. All of it
+    # may have come at once.
+    seconds = max(MIN_SECONDS, min(scenario.seconds, found.seconds))
     scenario = msgspec.structs.replace(scenario, warmup=0.0, seconds=seconds)
     workload = Workload(shapes, seed, found.sizes)
     return Prepared(scenario, Trace(found.timestamps, found.speed), workload, context, found.notes)
@@ -241,11 +245,16 @@ def read(path: Path) -> Scenario:
     if len(data) > _MAX_FILE:
         raise ScenarioError(f"{path} is larger than a scenario can be")
     try:
-        scenario = msgspec.convert(tomllib.loads(data.decode()), Scenario)
+        table = tomllib.loads(data.decode("utf-8-sig"))  # some editors write that mark
+    except (ValueError, RecursionError) as error:
+        raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+    try:
+        scenario = msgspec.convert(table, Scenario)
+        msgspec.msgpack.encode(scenario)  # as it is sent to the load generator
+    except OverflowError:
+        raise ScenarioError(f"{path}: a whole number in it has more than 64 bits") from None
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScenarioError(f"{path} is not valid TOML: {error}") from None
     if isinstance(scenario.load, TraceFile):  # which may lie beside it
         load = msgspec.structs.replace(scenario.load, file=str(path.parent / scenario.load.file))
         scenario = msgspec.structs.replace(scenario, load=load)

@@ -172,6 +172,7 @@ def _said(answer: Answer) -> str:
 
 _MEANINGS = {
     "timeout": "it does not answer",
+    "compressed": "its answers are compressed, though that was not asked for",
     "not_a_stream": "it does not stream",
     "not_json": "its stream is none of an OpenAI-compatible API",
     "closed": "it breaks off",

@@ -117,6 +117,12 @@ def read(trace: TraceFile) -> Requests:
     if trace.scale != 1:
         sizes = [_scaled(size, trace.scale) for size in sizes]
     fitted = sizes if trace.context is None else [_cut(size, trace.context) for size in sizes]
+    longest = max((size.input + size.output for size in fitted), default=0)
+    if longest > MAX_TOKENS:
+        raise TraceError(
+            f"{trace.file}: a request of {longest} tokens is more than any model has room for: "
+            "lower --scale, or give --context (scale and context in a scenario)"
+        )
     cut = sum(a != b for a, b in zip(sizes, fitted, strict=True))
     speed = trace.speed
     if trace.rate is not None:

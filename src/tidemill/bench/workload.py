@@ -34,6 +34,9 @@ learn should world high
 MAX_TOKENS = 2_000_000
 """Of a prompt's part, or an answer: no model has such a context."""
 
+_MAX_WEIGHT = 1e9
+_MAX_PAUSE = 1e6
+
 _P90 = 1.2815515655446004  # standard deviations of a normal distribution below which 90 % lie
 
 
@@ -139,12 +142,21 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.prefix <= MAX_TOKENS:
             raise ValueError(f"shape {self.name!r}: prefix must be 0 to {MAX_TOKENS}")
-        if not (0 < self.weight < math.inf) or self.prefixes < 1:
-            raise ValueError(f"shape {self.name!r}: weight must be > 0, prefixes >= 1")
+        if not (0 < self.weight <= _MAX_WEIGHT) or self.prefixes < 1:
+            raise ValueError(
+                f"shape {self.name!r}: weight must be > 0, {_MAX_WEIGHT:g} at most, prefixes >= 1"
+            )
         if self.input is None and self.task is None:
             raise ValueError(f"shape {self.name!r} needs an input, or a task")
-        if not 1 <= self.turns <= 1000 or not (0 <= self.pause < math.inf):
-            raise ValueError(f"shape {self.name!r}: turns must be 1 to 1000, pause >= 0")
+        if not 1 <= self.turns <= 1000 or not (0 <= self.pause <= _MAX_PAUSE):
+            raise ValueError(
+                f"shape {self.name!r}: turns must be 1 to 1000, pause 0 to {_MAX_PAUSE:g} s"
+            )
+        if self.most > MAX_TOKENS:
+            raise ValueError(
+                f"shape {self.name!r}: prompts and answers of up to {self.most} tokens, all turns "
+                f"together, are more than the {MAX_TOKENS} that any model has room for"
+            )
 
     @property
     def most(self) -> int:

@@ -113,6 +113,9 @@ def advise(
             answers, shares, candidates, lambda case, by: report.blocks(*decided(case, by)), port
         )
         return
+    if write_answers not in (None, "-"):
+        with open(str(write_answers), "ab"):  # can it be written? Better known before the questions
+            pass
     answers = _answers(answers_file, defaults, candidates)
     if write_answers is not None:
         from tidemill.advise.answers import write

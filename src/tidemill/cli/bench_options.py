@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.blocks import echo_json
-from tidemill.cli.options import Number, named_numbers, threads_option
+from tidemill.cli.options import Number, Text, named_numbers, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tidemill.bench.traces import TraceFile
     from tidemill.cli.bench_results import Keeper
 
-POSITIVE = Number(min=0, min_open=True, max=1e6)
+POSITIVE = Number(min=1e-6, max=1e6)
+SECONDS = Number(min=0.001, max=1e6)
+SEED = click.IntRange(0, 2**32 - 1)
 _TIME = Number(min=0, max=1e12)
 _PRICE = Number(min=0, max=1e9)
 
@@ -169,7 +171,7 @@ def _prices_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
-        "--target", required=True, metavar="URL|ENGINE[:MODEL]",
+        "--target", required=True, type=Text(), metavar="URL|ENGINE[:MODEL]",
         help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL "
         "... (see `tidemill bench engines`).",
     ),
@@ -182,17 +184,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         help="Write results, settings and machine there too (-: to stdout, and no table).",
     ),
     click.option(
-        "--model", help="What an endpoint calls the model. [default: the only one it has]"
+        "--model", type=Text(),
+        help="What an endpoint calls the model. [default: the only one it has]",
     ),
     click.option(
         "--scale", type=Number(min=0.001, max=1000), default=1.0, show_default=True,
         help="Factor of the lengths of prompts and answers.",
     ),
     click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts."
+        "--seed", type=SEED, default=0, show_default=True, help="Of the prompts."
     ),
     click.option(
-        "--timeout", type=POSITIVE, help="Seconds for a request. [default: the scenario's]"
+        "--timeout", type=SECONDS, help="Seconds for a request. [default: the scenario's]"
     ),
     click.option(
         "--api-key", envvar="TIDEMILL_BENCH_KEY", metavar="KEY",
@@ -204,15 +207,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     ),
     threads_option,
     click.option(
-        "--binary", "--python", metavar="FILE",
+        "--binary", "--python", type=Text(), metavar="FILE",
         help="The engine's program (llama-server, vllm ...), or the interpreter that has its "
         "package.",
     ),
     click.option(
-        "--engine-args", default="", metavar="TEXT", help="More arguments for the engine."
+        "--engine-args", type=Text(), default="", metavar="TEXT",
+        help="More arguments for the engine.",
     ),
     _prices_options,
-    click.option("--name", help="What to call the results; runs of one name are repeats."),
+    click.option(
+        "--name", type=Text(), help="What to call the results; runs of one name are repeats."
+    ),
     click.option(
         "--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`)."
     ),
@@ -236,11 +242,11 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _TRACE_OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
-        "--trace", metavar="FILE",
+        "--trace", type=Text(), metavar="FILE",
         help="Requests as they once came (CSV with Azure's, BurstGPT's or our columns, or "
         "Mooncake's JSON lines), in place of the scenario's load and lengths.",
     ),
-    click.option("--limit", type=click.IntRange(1), help="Requests of a trace, at most."),
+    click.option("--limit", type=click.IntRange(1, 10**9), help="Requests of a trace, at most."),
     click.option(
         "--from", "start", type=_TIME, help="Second of a trace from which on it is replayed."
     ),

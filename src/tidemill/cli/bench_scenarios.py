@@ -6,8 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options, trace_options
+from tidemill.cli.bench_options import (
+    POSITIVE,
+    SECONDS,
+    Asked,
+    measuring_options,
+    trace_options,
+)
 from tidemill.cli.blocks import echo_json
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.bench.result import Result
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     "--scenario", "scenarios", multiple=True, metavar="NAME|FILE.toml|all",
     help="What is asked; see `tidemill bench list`. Repeatable.",
 )  # fmt: skip
-@click.option("--seconds", "window", type=POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", "window", type=SECONDS, help="Of measuring. [default: the scenario's]")
 @click.option(
     "--rate", type=POSITIVE,
     help="Requests a second, in place of the scenario's load; of a trace as fast as that makes it.",
@@ -99,34 +106,38 @@ def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
     from tidemill.bench.scenario import ScenarioError
     from tidemill.bench.trace_files import TraceError
     from tidemill.cli.bench_progress import BenchProgress
+    from tidemill.cli.main import describe
 
     target, settings = asked.whom()
     asked.check_json()
     keeper = asked.keeper()
     results: list[Result] = []
     failed: list[str] = []
-    for scenario in scenarios:
-        try:
-            with BenchProgress(scenario.name) as progress:
-                result, recording = measure(
-                    scenario, target, settings, say=progress.step, on_progress=progress.run
-                )
-        except (TargetError, ScenarioError, TraceError) as error:
-            if len(scenarios) == 1:
-                raise
-            failed.append(scenario.name)
-            click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
-            continue
-        if keeper is not None:
-            keeper.keep(result, recording)
-        results.append(result)
-        if result.summary is not None and not result.summary.good:
-            failed.append(scenario.name)
-        if asked.prints:
-            click.echo(text(result) + "\n" * (len(scenarios) > 1))
+    try:
+        for scenario in scenarios:
+            try:
+                with BenchProgress(scenario.name) as progress:
+                    result, recording = measure(
+                        scenario, target, settings, say=progress.step, on_progress=progress.run
+                    )
+            except (TargetError, ScenarioError, TraceError, OSError) as error:
+                if len(scenarios) == 1:
+                    raise
+                failed.append(scenario.name)
+                said = f"{scenario.name}: not measured: {describe(error)}\n"
+                click.echo(printable(said), err=True)
+                continue
+            if keeper is not None:
+                keeper.keep(result, recording)
+            results.append(result)
+            if result.summary is not None and not result.summary.good:
+                failed.append(scenario.name)
+            if asked.prints:
+                click.echo(printable(text(result)) + "\n" * (len(scenarios) > 1))
+                asked.write_json({"results": results})
+    finally:  # Ctrl-C too leaves what was measured until then
+        if results and not asked.prints:
             asked.write_json({"results": results})
-    if not asked.prints:
-        asked.write_json({"results": results})
     if failed:
         raise click.ClickException(
             f"{len(failed)} of {len(scenarios)} scenarios were not measured: {', '.join(failed)}"
@@ -168,7 +179,7 @@ def show(name: str, toml: bool, by_definitions: bool) -> None:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"
         click.echo(path.read_text("utf-8"), nl=False)
     else:
-        click.echo(describe(found))
+        click.echo(printable(describe(found)))
 
 
 @click.command("selftest")

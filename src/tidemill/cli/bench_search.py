@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options, trace_options
+from tidemill.cli.bench_options import (
+    POSITIVE,
+    SECONDS,
+    Asked,
+    measuring_options,
+    trace_options,
+)
 from tidemill.cli.options import Number, Numbers
 
 if TYPE_CHECKING:
@@ -77,11 +83,28 @@ def _points(
     target, settings = asked.whom()
     asked.check_json()
     prepared = prepare_under(scenario, load, 1.0, 0.0, 0)
-    with (
-        BenchProgress(scenario.name) as progress,
-        serving(prepared, target, settings, progress.step) as server,
-    ):
-        yield _Points(server, scenario, settings, progress, asked.keeper())
+    points: _Points | None = None
+    try:
+        with (
+            BenchProgress(scenario.name) as progress,
+            serving(prepared, target, settings, progress.step) as server,
+        ):
+            points = _Points(server, scenario, settings, progress, asked.keeper())
+            yield points
+    except BaseException:  # Ctrl-C too leaves what was measured until then
+        if points is not None and points.results:
+            click.echo(f"broken off after {len(points.results)} runs:", err=True)
+            _tell(points.results, asked)
+        raise
+
+
+def _tell(results: list[Result], asked: Asked) -> None:
+    """The points of a curve."""
+    from tidemill.bench.curve import table
+
+    asked.write_json({"results": results})
+    if asked.prints:
+        click.echo(table(results))
 
 
 def _chosen(asked: Asked, name: str | None, recorded: TraceFile | None) -> tuple[Scenario, int]:
@@ -117,7 +140,7 @@ def _chosen(asked: Asked, name: str | None, recorded: TraceFile | None) -> tuple
     help="How far the lowest rate that is missed may be above the highest that is met.",
 )  # fmt: skip
 @click.option(
-    "--seconds", "trial", type=POSITIVE, default=60, show_default=True,
+    "--seconds", "trial", type=SECONDS, default=60, show_default=True,
     help="Of measuring a rate for the first time, at most.",
 )  # fmt: skip
 @click.option(
@@ -169,7 +192,7 @@ def search(
     help="Rates, up to a tenth more than can be done, which is found first.",
 )  # fmt: skip
 @click.option(
-    "--rates", type=Numbers(Number(min=0, min_open=True, max=1e5)),
+    "--rates", type=Numbers(Number(min=1e-6, max=1e5)),
     help="Requests a second, instead.",
 )  # fmt: skip
 @click.option(
@@ -177,7 +200,7 @@ def search(
     help="Requests at a time (closed loop), instead.",
 )  # fmt: skip
 @click.option(
-    "--seconds", "trial", type=POSITIVE, default=30, show_default=True,
+    "--seconds", "trial", type=SECONDS, default=30, show_default=True,
     help="Of measuring each point.",
 )  # fmt: skip
 def curve(
@@ -191,7 +214,7 @@ def curve(
     series, of which `tidemill bench report` makes pictures.
     """
     from tidemill.bench.arrivals import Closed
-    from tidemill.bench.curve import enough, saturate, spread, table
+    from tidemill.bench.curve import enough, saturate, spread
 
     if rates and concurrency:
         raise click.UsageError("--rates or --concurrency, not both")
@@ -213,6 +236,4 @@ def curve(
         points.progress.note(f"{len(loads)} points in {minutes:.1f} minutes, and what comes late")
         for load, seconds in zip(loads, times, strict=True):
             points.measure(load, seconds, warmup, math.inf)
-    asked.write_json({"results": points.results})
-    if asked.prints:
-        click.echo(table(points.results))
+    _tell(points.results, asked)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli.options import kv_dtype_option, threads_option
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.backends.base import KVDtype
@@ -89,10 +90,11 @@ def _list() -> None:
     if not found:
         click.echo(f"no calibrations in {folder()}; `tidemill calibrate` makes one")
     for path, made in found:
-        click.echo(
+        words = (
             f"{made.made:%Y-%m-%d}  {made.model}, {made.threads} threads, {made.machine.cpu}, "
             f"error {made.fit.error.median:.1%} (95 %: {made.fit.error.p95:.1%})\n    {path}"
         )
+        click.echo(printable(words))
 
 
 def report(made: Calibration) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidemill.cli.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -39,7 +41,7 @@ def hardware(name: str | None, toml: bool) -> None:
         click.echo(profile_text(name), nl=False)
         return
     if name is not None:
-        click.echo(describe(load_hardware(name)))
+        click.echo(printable(describe(load_hardware(name))))
         return
     click.echo(f"  {'':<18}{'memory':>8}{'bandwidth':>12}{'BF16':>10}{'INT8':>10}{'power':>7}")
     for known in map(load_hardware, hardware_names()):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Limits
+from tidemill.cli.bench_options import POSITIVE, SECONDS, SEED, Limits
 from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Number, front_end_option, named_numbers
+from tidemill.cli.printable import printable
 from tidemill.simulate.routing import POLICIES
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Factors(click.ParamType["Profile"]):
     "--load-profile", "profile", type=Factors(),
     help="How the rate changes: factors from these seconds on.",
 )  # fmt: skip
-@click.option("--seconds", type=POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", type=SECONDS, help="Of measuring. [default: the scenario's]")
 @click.option(
     "--requests", type=click.IntRange(1, 100_000_000), metavar="N",
     help="As long as it takes for so many, in place of --seconds.",
@@ -165,9 +166,7 @@ class Factors(click.ParamType["Profile"]):
     "--slo", type=Limits(),
     help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
 )  # fmt: skip
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn."
-)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of all that is drawn.")
 @click.option("--no-bands", is_flag=True, help="A third of the time, and no error bands.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def simulate(
@@ -220,11 +219,11 @@ def simulate(
     scaling = None
     if autoscale is not None:
         scaling = Autoscale(*autoscale, start=scale_start)
+    prepared = known.prepare(scenario)
     if hardware is None or model is None:
-        prepared = known.prepare(scenario)
         spec, template, proof = _of_calibration(calibration_file, prepared, max_sequences)
     else:
-        spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
+        spec = _of_hardware(hardware, model, bits, tp, pp, prepared.context, max_sequences)
         template = proof = None
     if front_end is not None:
         spec = with_front_end(spec, front_end / 1000)
@@ -318,8 +317,7 @@ def _template(model: str) -> Template | None:
 
 
 def _of_hardware(
-    name: str, model: str, bits: str, tp: int, pp: int, scenario: Scenario,
-    max_sequences: int | None,
+    name: str, model: str, bits: str, tp: int, pp: int, context: int, max_sequences: int | None,
 ) -> ReplicaSpec:  # fmt: skip
     from tidemill.simulate.analytic import analytic, format_of
     from tidemill.simulate.profiles import load_hardware
@@ -329,7 +327,7 @@ def _of_hardware(
     try:
         return analytic(
             hardware, load_shape(model), weights=format_of(hardware, int(bits)), tensor_parallel=tp,
-            pipeline_parallel=pp, max_context=scenario.context, max_sequences=max_sequences,
+            pipeline_parallel=pp, max_context=context, max_sequences=max_sequences,
         )  # fmt: skip
     except ValueError as error:
         raise click.ClickException(str(error)) from None
@@ -343,9 +341,9 @@ def _echo(
 
     count = f"{found.replicas} x " if found.replicas > 1 else ""
     behind = f", {policy}" if found.most_replicas > 1 else ""
-    click.echo(f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}")
-    click.echo(f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s")
-    click.echo(text(found, slo))
+    title = f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}"
+    load = f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s"
+    click.echo(printable(f"{title}\n{load}\n{text(found, slo)}"))
     if scenario.checked:
         click.echo(
             "  note: answers are taken to be as long as they may be, and tasks to have a token for "

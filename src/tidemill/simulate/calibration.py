@@ -166,7 +166,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     machine: Machine
     threads: Annotated[int, msgspec.Meta(ge=1)]
     version: Text
-    made: datetime.datetime
+    made: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
     limits: Limits
     engine: EngineLimits
     points: Annotated[list[Point], msgspec.Meta(min_length=2, max_length=10_000)]

@@ -73,13 +73,16 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
 
+Off = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
 class Error(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of ``steps`` kinds of steps, as shares of what was measured."""
 
     steps: int
-    median: float
-    p95: float
-    worst: float
+    median: Off
+    p95: Off
+    worst: Off
 
 
 def split(

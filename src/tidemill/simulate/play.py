@@ -18,6 +18,9 @@ from tidemill.simulate.replica import Usage
 from tidemill.simulate.routing import policy
 from tidemill.simulate.traffic import Profile, Template, Traffic
 
+MOST_REQUESTS = 200_000_000
+"""Of a run: more take days, and more memory than there is."""
+
 _FEW = 1000
 """Requests of which each can keep the times of all its tokens, and intervals be bootstrapped."""
 
@@ -83,8 +86,14 @@ def play_prepared(
     exact: bool | None, part: tuple[int, int],
 ) -> Run:  # fmt: skip
     """As ``play``, of a scenario whose trace, if it has one, has been read."""
+    expected = expected_requests(prepared, profile)
+    if expected > MOST_REQUESTS:
+        raise ValueError(
+            f"{prepared.scenario.name}: about {expected:.2g} requests are more than can be "
+            f"simulated ({MOST_REQUESTS:.2g}): make it shorter, or the load smaller"
+        )
     if exact is None:
-        exact = expected_requests(prepared) <= _FEW
+        exact = expected <= _FEW
     tally = Tally([shape.name for shape in prepared.workload.shapes], exact=exact)
     traffic = Traffic(
         prepared, seed, tally, template=deployment.template, profile=profile, keep_times=exact,
@@ -135,12 +144,12 @@ def added(usages: Sequence[Usage]) -> Usage:
     )
 
 
-def expected_requests(prepared: Prepared) -> float:
+def expected_requests(prepared: Prepared, profile: Profile | None = None) -> float:
     """About how many there will be."""
     scenario, load = prepared.scenario, prepared.load
     seconds = scenario.warmup + scenario.seconds
     if isinstance(load, Gamma):
-        return load.rate * seconds
+        return load.rate * (seconds if profile is None else profile.offset(seconds))
     if isinstance(load, Trace):
         return len(load.timestamps)
     if isinstance(load, Starts):

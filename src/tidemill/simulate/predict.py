@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -110,13 +111,13 @@ def predict(
         for factor in factors
         for part in range(parts)
     ]  # fmt: skip
-    if expected_requests(prepared) * len(factors) < _WORTH_A_PROCESS:
+    if expected_requests(prepared, profile) * len(factors) < _WORTH_A_PROCESS:
         workers = 1
     done = _carry_out(tasks, workers)
     runs = [joined(done[i : i + parts]) for i in range(0, len(done), parts)]
     base = runs[0]
     summaries = [run.tally.summary(slo) for run in runs]
-    names = [shape.name for shape in scenario.shapes]
+    names = [shape.name for shape in prepared.workload.shapes]
     first = deployment.specs[0]
     hours = [spec.hour for spec in deployment.specs]
     return Prediction(
@@ -137,7 +138,7 @@ def predict(
         replica_hours=base.counts.replica_seconds / 3600,
         price=None if first.hour is None or None in hours else
         sum(hour or 0.0 for hour in hours) / len(hours) * base.counts.replica_seconds
-        / base.seconds,
+        / (base.seconds or math.inf),
         failures=base.counts.failures,
         retries=base.counts.retries,
         preemptions=base.usage.preemptions,
@@ -151,9 +152,19 @@ def _carry_out(tasks: Sequence[Callable[[], Run]], processes: int) -> list[Run]:
         return [task() for task in tasks]
     # A fresh interpreter each: forking one with threads can stop it for good.
     with ProcessPoolExecutor(
-        min(processes, len(tasks)), mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        return [running.result() for running in [pool.submit(task) for task in tasks]]
+        min(processes, len(tasks)), mp_context=multiprocessing.get_context("spawn"),
+        initializer=_leave_interrupts_to_the_parent,
+    ) as pool:  # fmt: skip
+        try:
+            return [running.result() for running in [pool.submit(task) for task in tasks]]
+        except BaseException:  # Ctrl-C, or one failed: nobody waits for the others
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _intervals(of_runs: list[dict[str, float]], proof: Proof | None) -> dict[str, Interval]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidemill.bench.measures import LATENCIES, SHARES, Slo
-from tidemill.bench.report import errors_line, seconds, shape_line
+from tidemill.bench.report import errors_line, percent, seconds, shape_line
 from tidemill.simulate.predict import Interval, Prediction
 
 
@@ -16,6 +16,8 @@ def text(prediction: Prediction, slo: Slo | None = None) -> str:
 
 def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     yield from _origin(prediction)
+    if prediction.summary.invalid:
+        yield f"INVALID: {prediction.summary.invalid}"
     if prediction.saturated is not None:
         yield (
             f"NEAR SATURATION: {prediction.saturated}. What then waits depends on too little to be "
@@ -32,8 +34,8 @@ def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     )
     if (attained := prediction.figures.get("attained")) is not None:
         share = (
-            f"at most {attained.high:.1%}" if prediction.saturated
-            else f"{attained.value:.1%} ({attained.low:.1%}–{attained.high:.1%})"
+            f"at most {percent(attained.high)}" if prediction.saturated
+            else f"{percent(attained.value)} ({percent(attained.low)}–{percent(attained.high)})"
         )  # fmt: skip
         limits = "" if slo is None else f" {slo}"
         yield f"SLO{limits}: met by {share} of {summary.requests} requests"

@@ -24,6 +24,9 @@ from tidemill.simulate.figures import Tally
 from tidemill.simulate.jobs import Job, Placed
 from tidemill.simulate.timeline import Action
 
+_SHORTEST_PERIOD = 1.0
+"""Of a profile, in seconds: what changes faster is burstiness."""
+
 _CHARACTERS = 4
 """Of a task's text in a token, about."""
 
@@ -51,15 +54,18 @@ class Profile:
 
     def __post_init__(self) -> None:
         times = [at for at, _ in self.points]
-        if not times or times[0] != 0 or any(a >= b for a, b in itertools.pairwise(times)):
+        if not times or times[0] != 0 or not all(a < b for a, b in itertools.pairwise(times)):
             raise ValueError("a profile begins at 0 s, and each point comes after the one before")
         if not all(0 <= factor < math.inf for _, factor in self.points):
             raise ValueError("the factors of a profile are from 0 on")
         if self.period is None:
             if not self.points[-1][1]:
                 raise ValueError("a profile that does not come again ends with a factor above 0")
-        elif not times[-1] < self.period < math.inf:
-            raise ValueError("the period of a profile is longer than all its points")
+        elif not max(times[-1], _SHORTEST_PERIOD) < self.period < math.inf:
+            raise ValueError(
+                "the period of a profile is longer than all its points, and than "
+                f"{_SHORTEST_PERIOD:g} s"
+            )
         elif not any(factor for _, factor in self.points):
             raise ValueError("a profile has a factor above 0")
 
@@ -73,6 +79,15 @@ class Profile:
                 past += factor * (end - begin) if factor else 0.0
                 begin, end, factor = next(segments)
             yield begin + (offset - past) / factor
+
+    def offset(self, seconds: float) -> float:
+        """What would be due at ``seconds`` is due at that, if all factors were 1."""
+        found = 0.0
+        for begin, end, factor in self._segments():
+            if begin >= seconds:
+                break
+            found += factor * (min(end, seconds) - begin)
+        return found
 
     def _segments(self) -> Iterator[tuple[float, float, float]]:
         ends = [at for at, _ in self.points[1:]] + [self.period or math.inf]

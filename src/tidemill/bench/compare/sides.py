@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from tidemill.bench.compare.base import CompareError, Side
-from tidemill.bench.result import Measurement, Result
+from tidemill.bench.result import Measurement, NewerFormatError, Result, decode
 from tidemill.bench.store import Store
 
 _MAX_FILE = 256 << 20
 
 
 class _File(msgspec.Struct):
-    results: list[Result]
+    results: list[msgspec.Raw]
 
 
 def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tuple[Side, Side]]:
@@ -59,8 +59,10 @@ def _read(path: Path) -> list[Result]:
     if len(data) > _MAX_FILE:
         raise CompareError(f"{path} is larger than {_MAX_FILE >> 20} MiB")
     try:
-        found = msgspec.json.decode(data, type=_File).results
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = [decode(raw) for raw in msgspec.json.decode(data, type=_File).results]
+    except NewerFormatError as error:
+        raise CompareError(f"{path} is {error}") from None
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise CompareError(f"{path} is no file of `bench run --json`: {error}") from None
     if not found:
         raise CompareError(f"{path} has no results")

@@ -8,7 +8,7 @@ from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
 from tidemill.bench.measures import LATENCIES
 from tidemill.bench.report import seconds, size
 from tidemill.bench.statistics import LEVEL, Estimate
-from tidemill.presentation.markdown import cell, table
+from tidemill.presentation.markdown import escaped, table
 
 _HEADER = ("", "A", "B", f"B / A ({LEVEL:.0%} interval)", "B is", "effect")
 # Of Cliff's delta: Romano et al., "Exploring methods for evaluating group differences" (2006).
@@ -35,13 +35,13 @@ def text(comparison: Comparison) -> str:
 def markdown(comparison: Comparison) -> str:
     """The same, to paste into an issue or a page."""
     lines = [f"### {comparison.scenario}: B against A", ""]
-    lines += [f"- {line.strip()}" for line in _who(comparison)]
-    lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
-    rows = ([cell(text) for text in row(figure)] for figure in comparison.figures)
+    lines += [f"- {escaped(line.strip())}" for line in _who(comparison)]
+    lines += ["", *(f"> **{escaped(alarm)}**\n>" for alarm in comparison.alarms)]
+    rows = ([escaped(text) for text in row(figure)] for figure in comparison.figures)
     lines += ["", table(_HEADER, rows, ("---",) + ("---:",) * 3 + ("---",) * 2)]
     said = [f"Warning: {warning}" for warning in comparison.warnings]
     said += [f"Answers: {answers}" for answers in comparison.answers] + _notes(comparison)
-    return "\n".join([*lines, "", *(f"- {line}" for line in said)])
+    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in said)])
 
 
 def _who(comparison: Comparison) -> list[str]:

@@ -68,7 +68,7 @@ def _steady(spec: ReplicaSpec, mix: Mix, sequences: int) -> Ceiling:
     room = max(1, spec.max_batch_tokens - sequences)
     tokens = sequences * mix.prompt / mix.output
     # Prompts that need more tokens than a step has keep some of the sequences from decoding.
-    share = min(1.0, room / tokens)
+    share = min(1.0, room / tokens) if tokens else 1.0
     decoding = max(1, round(sequences * share))
     prompt = round(decoding * mix.prompt / mix.output)
     seconds = spec.step_time.seconds(

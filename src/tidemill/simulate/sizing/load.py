@@ -63,6 +63,11 @@ class ScenarioLoad:
         scenario = self._loaded(spec, load)
         run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
         summary, usage = run.tally.summary(None), run.usage
+        if not summary.requests:
+            raise LoadError(
+                f"{scenario.name}: no request came within {summary.seconds:.3g} s, in which "
+                f"{_REQUESTS} should have: its bursts are too rare to size for"
+            )
         time = run.seconds * replicas
         return Trial(
             load=load,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from tidemill.bench.arrivals import MAX_CONCURRENCY
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
@@ -335,8 +336,9 @@ class _Search:
 
     def _together(self, spec: ReplicaSpec, entry: Entry, replicas: int, factor: float = 1) -> Trial:
         """``replicas`` at ``factor`` times the peak; of many, a slice with its share of it."""
-        simulated = min(replicas, _SLICE)
-        return self._trial(spec, factor * self._goal.load.amount * simulated / replicas, simulated)
+        each = factor * self._goal.load.amount / replicas
+        simulated = min(replicas, _SLICE, max(1, int(MAX_CONCURRENCY / each)))
+        return self._trial(spec, each * simulated, simulated)
 
     def _breaking(self, entry: Entry) -> Breaking:
         self._say("doubling the load")
