@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from tidemill.hardware.energy import EnergyMeters
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
