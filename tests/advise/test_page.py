@@ -221,6 +221,13 @@ def test_nothing_typed_becomes_markup(client: TestClient) -> None:
             assert "&lt;script&gt;" in html
 
 
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_number_without_end_is_said_to_be_none(client: TestClient, digits: int) -> None:
+    for name in ("load.peak_concurrency", "load.ttft_ms", "weight.cost"):
+        answer = client.get("/advice" + query(("weight.performance", "1"), (name, "9" * digits)))
+        assert answer.status_code == 422
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

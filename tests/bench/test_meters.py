@@ -27,7 +27,7 @@ def test_a_process_that_computes_and_ends(monkeypatch: pytest.MonkeyPatch) -> No
             assert process.stdout is not None
             process.stdout.readline()
             sampler.watch(lambda: [process.pid])
-            until(lambda: sampler.samples and sampler.samples[-1].cpu >= 0.1)
+            until(lambda: bool(sampler.samples) and sampler.samples[-1].cpu >= 0.1)
             process.kill()
         until(lambda: sampler.samples[-1].memory == 0)
     samples = sampler.samples

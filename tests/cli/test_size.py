@@ -51,6 +51,17 @@ def test_a_report_and_the_scenarios_own_load(tidemill: Tidemill) -> None:
     assert markdown.stdout.startswith("# What it takes: llama-3.1-8b, short-chat")
 
 
+def test_a_front_end_that_is_known_better(tidemill: Tidemill) -> None:
+    asked = (*CASE, *FAST, "--peak-concurrency", "400", "--slo", "ttft=1,tpot=0.1", "--json")
+    assumed, given = (
+        json.loads(tidemill(*asked, *more).stdout)["options"][0]["front_end"]
+        for more in ((), ("--front-end", "7"))
+    )
+    assert (assumed["request"], assumed["prompt_token"]) == (0.0034, 2.2e-6)
+    assert "vLLM" in assumed["source"]
+    assert given == {"request": 0.007, "prompt_token": 0.0, "source": "as given"}
+
+
 def test_an_slo_that_nobody_meets(tidemill: Tidemill) -> None:
     done = tidemill(*CASE, *FAST, "--slo", "ttft=0.000001")
     assert done.returncode == 1

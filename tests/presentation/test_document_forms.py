@@ -8,6 +8,7 @@ from tidemill.presentation.document import (
     Bars,
     Bullets,
     Code,
+    Heading,
     Paragraph,
     Table,
     as_html,
@@ -47,6 +48,22 @@ def test_html_is_escaped(text: str, expected: str) -> None:
         "<figure><figcaption>&lt;f&gt;</figcaption>"
         '<pre tabindex="0"><code>&lt;a&gt; &amp; `b`</code></pre></figure>\n'
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<img src=x onerror=alert(1)>", "\\<img src=x onerror=alert(1)>"),
+        ("[m](javascript:alert(1))", "\\[m](javascript:alert(1))"),
+        ("a **b** c\\", "a \\*\\*b\\*\\* c\\\\"),
+        ("run `a <b>` at https://a.test/[b]", "run `a <b>` at https://a.test/[b]"),
+    ],
+)
+def test_markdown_is_escaped(text: str, expected: str) -> None:
+    assert as_markdown([Paragraph(text)]) == f"{expected}\n"
+    assert f"# {expected}" in as_markdown([Heading(text)])
+    assert f"- {expected}" in as_markdown([Bullets((text,))])
+    assert f"| {expected} | {expected} |" in as_markdown([Table(("a", "b"), ((text, text),))])
 
 
 def test_shares_are_drawn() -> None:

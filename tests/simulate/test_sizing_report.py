@@ -46,6 +46,7 @@ def test_the_whole_is_told() -> None:
         "Step times may be off by 30% (made up)", "Why not the others", "needs 16 GB of 8",
         "What more would buy", "tokens/s a user", "When the load doubles",
         "Where the figures come from", "step times: data sheet: made up; band 30%",
+        "before a request's first step: 0 ms (left out)",
     ):  # fmt: skip
         assert words in text, words
 

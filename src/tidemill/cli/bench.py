@@ -11,6 +11,7 @@ from tidemill.cli.bench_report import report
 from tidemill.cli.bench_results import compare, results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
 from tidemill.cli.bench_search import curve, search
+from tidemill.cli.blocks import echo_json
 from tidemill.cli.options import Numbers, threads_option
 
 if TYPE_CHECKING:
@@ -112,9 +113,7 @@ def kernel(
             click.echo(table(result))
     runner.close()
     if as_json:
-        import json
-
-        click.echo(json.dumps({"model": model, "limits": limits, "steps": results}, indent=2))
+        echo_json({"model": model, "limits": limits, "steps": results})
 
 
 def _batch(runner: CpuRunner, n: int, new: int, past: int) -> Batch:

@@ -148,7 +148,13 @@ threads_option = click.option(
     help="Compute threads. [default: the cores that this process may use]",
 )
 
-
+front_end_option = click.option(
+    "--front-end",
+    type=Number(min=0, max=1e6),
+    metavar="MS",
+    help="What a request takes before its first step (HTTP, template, tokenizer), in ms, in place "
+    "of what was measured, or is thought of hardware that is not at hand.",
+)
 price_option = click.option(
     "--price", "prices", type=Price(), multiple=True,
     help="Of a device for an hour, in any currency; repeatable. [default: the profile's, if any]",

@@ -70,11 +70,11 @@ def as_markdown(blocks: Iterable[Block]) -> str:
     for block in blocks:
         match block:
             case Heading(text, level):
-                made.append(f"{'#' * level} {text}")
+                made.append(f"{'#' * level} {_markdown(text)}")
             case Paragraph(text):
-                made.append(text)
+                made.append(_markdown(text))
             case Bullets(items):
-                made.append("\n".join(f"- {item}" for item in items))
+                made.append("\n".join(f"- {_markdown(item)}" for item in items))
             case Table(columns, rows):
                 made.append(_markdown_table(columns, rows))
             case Bars(columns, bars):
@@ -131,6 +131,7 @@ def as_html(blocks: Iterable[Block]) -> str:
     return "\n".join(made) + "\n"
 
 
+_SPECIAL = re.compile(r"[\\<\[*]")  # in Markdown
 # What stands between backticks is code; an address is a link, without the full stop after it.
 _MARKED = re.compile(r"`([^`\n]+)`|(https?://[^\s<>\"']*[^\s<>\"'.,;:)])")
 
@@ -181,9 +182,18 @@ def _bullet(item: str, width: int) -> str:
 
 def _markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     def cells(row: Iterable[str]) -> list[str]:
-        return [markdown.cell(text) for text in row]
+        return [markdown.cell(_markdown(text)) for text in row]
 
     return markdown.table(cells(columns), map(cells, rows))
+
+
+def _markdown(text: str) -> str:
+    """Text in which nothing but what is marked is taken for Markdown or HTML."""
+    made, at = [], 0
+    for found in _MARKED.finditer(text):
+        made += [_SPECIAL.sub(r"\\\g<0>", text[at : found.start()]), found[0]]
+        at = found.end()
+    return "".join(made) + _SPECIAL.sub(r"\\\g<0>", text[at:])
 
 
 def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
