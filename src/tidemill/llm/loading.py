@@ -283,7 +283,6 @@ def start_engine(
     ``speculative`` as in ``LoadOptions``; ``draft`` guesses instead of prompt lookup.
     """
     runner = compiled.runner
-    timed = speculative != "off" or draft is not None or target_itl is not None or tier is not None
     proposer: Proposer | None = None
     if draft is not None:
         proposer = DraftModel(
@@ -307,7 +306,7 @@ def start_engine(
         ),
         entropy=seed,
         proposer=proposer,
-        clock=time.perf_counter if timed else None,
+        clock=time.perf_counter,
         aside=aside,
         tier=tier,
     )
