@@ -63,6 +63,15 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
 
+    def send_400_response(self, msg: str) -> None:
+        """For what is no HTTP: in the form of any other error."""
+        body = encode(error_body(ApiError(400, msg, code="invalid_http")))
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (JSON.encode(), len(body), body)
+        )
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self._head_timer is None:
