@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <cstring>
 #include <exception>
-#include <memory>
 #include <new>
 #include <thread>
+
+#include "arena.h"
+#include "kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -133,52 +135,39 @@ namespace {
 
 constexpr std::size_t kChunk = std::size_t{1} << 20;
 
-// Sums a chunk with independent accumulators, which the compiler turns into vector loads: one
-// core then waits for memory, not for its adders.
-std::uint64_t sum_chunk(const std::uint64_t* words) {
-  std::uint64_t sums[16] = {};
-  for (std::size_t i = 0; i < kChunk / sizeof(std::uint64_t); i += 16) {
-    for (std::size_t j = 0; j < 16; ++j) sums[j] += words[i + j];
-  }
-  std::uint64_t total = 0;
-  for (const std::uint64_t s : sums) total += s;
-  return total;
-}
-
 }  // namespace
 
 double read_bandwidth(std::size_t bytes_per_thread, int threads, double seconds) {
   using Clock = std::chrono::steady_clock;
   const std::size_t chunks = bytes_per_thread / kChunk > 0 ? bytes_per_thread / kChunk : 1;
-  const std::size_t words = chunks * kChunk / sizeof(std::uint64_t);
+  const auto read = kernels().matmul.read_memory;
 
   std::atomic<int> ready{0};
   std::atomic<bool> go{false}, failed{false};
-  std::atomic<std::uint64_t> sink{0};
   Clock::time_point start;  // written before `go` is released
   std::vector<double> rates(static_cast<std::size_t>(threads), 0.0);
 
   const auto work = [&](std::size_t index) {
-    // Uninitialised, so that the pages are first touched here and not by the allocating thread.
-    std::unique_ptr<std::uint64_t[]> data(new (std::nothrow) std::uint64_t[words]);
-    if (data) {
-      std::memset(data.get(), 1, words * sizeof(std::uint64_t));
-    } else {
+    AlignedBuffer buffer;
+    try {
+      buffer = AlignedBuffer(chunks * kChunk);
+      std::memset(buffer.data(), 1, buffer.size());  // untouched pages are not there
+    } catch (const std::bad_alloc&) {
       failed.store(true);
     }
+    const auto* data = reinterpret_cast<const std::uint8_t*>(buffer.data());
     ready.fetch_add(1);
     go.wait(false);
     if (failed.load()) return;
     const auto deadline =
         start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    std::uint64_t total = 0, done = 0;
+    std::uint64_t done = 0;
     Clock::time_point now;
     do {
-      total += sum_chunk(data.get() + (done % chunks) * (kChunk / sizeof(std::uint64_t)));
+      read(data + (done % chunks) * kChunk, kChunk);
       ++done;
       now = Clock::now();
     } while (now < deadline);
-    sink.fetch_add(total);  // keeps the sums alive
     rates[index] = static_cast<double>(done) * static_cast<double>(kChunk) /
                    std::chrono::duration<double>(now - start).count();
   };

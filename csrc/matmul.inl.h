@@ -313,12 +313,50 @@ TIDEMILL_INLINE int next_tokens(int left, int most) {
   return (left + parts - 1) / parts;
 }
 
+// One token waits for memory, which serves several streams at once faster than one: so
+// many stretches of the tiles are read side by side. More streams lose it again where the matrix
+// is small or its format takes long to unpack.
+inline constexpr int kStreams = 2;
+
+// sums[k] = the product of tiles[k] with a token.
+template <class Format>
+[[gnu::noinline]] void accumulate_streams(const Tile (&tiles)[kStreams], int groups,
+                                          const ActivationBlock* token,
+                                          f32x16 (&sums)[kStreams]) {
+  const ActivationBlock* const x[1] = {token};
+  f32x16 acc[kStreams][1];
+  for (auto& stream : acc) stream[0] = f32_zero();
+  for (int group = 0; group < groups; ++group) {
+    unroll(std::make_integer_sequence<int, kStreams>{}, [&](auto stream) {
+      constexpr int k = decltype(stream)::value;
+      add_group<Format, 1>(tiles[k], group, x, acc[k]);
+    });
+  }
+  for (int k = 0; k < kStreams; ++k) sums[k] = acc[k][0];
+}
+
+// One token with as many tiles as all streams have; gives the first that is left.
+template <class Format>
+int multiply_streams(const Matmul& m, const ActivationBlock* token) {
+  const int length = (m.tile_end - m.tile_begin) / kStreams;
+  for (int i = 0; i < length; ++i) {
+    Tile tiles[kStreams];
+    f32x16 sums[kStreams];
+    const auto tile = [&](int k) { return m.tile_begin + k * length + i; };
+    for (int k = 0; k < kStreams; ++k) tiles[k] = packed_tile<Format>(m.weights, tile(k));
+    accumulate_streams<Format>(tiles, m.weights.cols / kGroup, token, sums);
+    for (int k = 0; k < kStreams; ++k) write_output(m, tile(k), 0, sums[k]);
+  }
+  return m.tile_begin + kStreams * length;
+}
+
 // Straight from the packed tiles, which stay in the L1 cache if there is a second pass.
 template <class Format>
 void multiply_few(const Matmul& m) {
   const ActivationBlock* x[Format::kDirectPasses * kDirectTokens];
   for (int t = 0; t < m.tokens; ++t) x[t] = m.blocks + row_of(m.x_rows, t) * m.x_stride;
-  for (int tile = m.tile_begin; tile < m.tile_end; ++tile) {
+  int tile = m.tokens == 1 ? multiply_streams<Format>(m, x[0]) : m.tile_begin;
+  for (; tile < m.tile_end; ++tile) {
     const Tile packed = packed_tile<Format>(m.weights, tile);
     for (int t = 0; t < m.tokens;) {
       const int count = next_tokens(m.tokens - t, kDirectTokens);

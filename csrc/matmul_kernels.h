@@ -1,6 +1,9 @@
 // The matmul family's part of the function table.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "tensor_type.h"
 
 namespace tidemill {
@@ -16,6 +19,8 @@ struct MatmulKernels {
   // By TensorType number: the bare products of that format (peak.inl.h), for `rounds` rounds; gives
   // how many those were.
   double (*peak[kTensorTypeEnd])(int rounds);
+  // Reads memory, a multiple of 256 bytes, as fast as a thread can; what it gives means nothing.
+  std::uint32_t (*read_memory)(const std::uint8_t* data, std::size_t bytes);
 };
 
 }  // namespace tidemill

@@ -1,5 +1,6 @@
-// What the vector units can do at most: the products of each weight format alone, operands in the
-// first-level cache, nothing scaled. `tidemill bench kernel` holds the real kernels against it.
+// What this machine can do at most: the products of each weight format alone, operands in the
+// first-level cache, nothing scaled; and memory read by one thread, nothing done with it. `tidemill
+// bench kernel` holds the real kernels against it.
 #pragma once
 
 #include "matmul.inl.h"
@@ -74,6 +75,23 @@ double peak_float(int rounds) {
   volatile float sink = reduce_add(total);
   (void)sink;
   return static_cast<double>(rounds) * kSteps * kSums * kTileRows;
+}
+
+std::uint32_t read_memory(const std::uint8_t* data, std::size_t bytes) {
+  // Two streams: memory serves them at the same time.
+  const std::uint8_t* other = data + bytes / 2;
+  constexpr int kSums = 4;
+  b64 sums[kSums];
+  for (b64& sum : sums) sum = b64_splat(0);
+  for (std::size_t i = 0; i < bytes / 2; i += 128) {
+    unroll(std::make_integer_sequence<int, kSums>{}, [&](auto index) {
+      constexpr int k = decltype(index)::value;
+      sums[k] = sums[k] ^ b64_load((k < 2 ? data : other) + i + 64 * (k % 2));
+    });
+  }
+  alignas(64) std::uint32_t lanes[kTileRows];
+  b64_store(lanes, (sums[0] ^ sums[1]) ^ (sums[2] ^ sums[3]));
+  return lanes[0];
 }
 
 }  // namespace

@@ -14,6 +14,8 @@
 //   f32_splat(x) f32_zero() f32_load(p) f32_load_n(p, n) f32_store(p, f) f32_store_n(p, f, n)
 //       _n: the first n lanes only, 0 <= n <= 16; loads fill the rest with zero. Any alignment.
 //   f32_load_f16(p) f32_load_bf16(p) f32_store_f16(p, f)          16 halves at a const uint16_t*
+//   f32_load_bf16_split(p)         the same in the order that is cheapest to load; f32_unsplit(f)
+//       brings lanes of that order back into their own
 //   operators + - * / on f; fma(a, b, c) = a * b + c (one rounding, except on portable)
 //   min(a, b) max(a, b) abs(f) sqrt(f)
 //   reduce_add(f) reduce_max(f)    folded 16 -> 8 -> 4 -> 2 -> 1 (lane i with lane i + width / 2)

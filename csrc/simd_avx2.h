@@ -68,6 +68,17 @@ TIDEMILL_INLINE f32x16 f32_load_bf16(const std::uint16_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
           _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
 }
+// A split vector holds the even lanes, then the odd ones: 16 bfloat16 are loaded in two operations.
+TIDEMILL_INLINE f32x16 f32_load_bf16_split(const std::uint16_t* p) {
+  const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
+          _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(-65536)))};
+}
+TIDEMILL_INLINE f32x16 f32_unsplit(f32x16 v) {
+  const __m256 low = _mm256_unpacklo_ps(v.lo, v.hi);   // lanes 0-3, 8-11
+  const __m256 high = _mm256_unpackhi_ps(v.lo, v.hi);  // lanes 4-7, 12-15
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
 TIDEMILL_INLINE f32x16 operator+(f32x16 a, f32x16 b) {
   return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
 }

@@ -65,6 +65,8 @@ TIDEMILL_INLINE void f32_store_f16(std::uint16_t* p, f32x16 a) {
 TIDEMILL_INLINE f32x16 f32_load_bf16(const std::uint16_t* p) {
   return TIDEMILL_QUARTERS(f32x16, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)));
 }
+TIDEMILL_INLINE f32x16 f32_load_bf16_split(const std::uint16_t* p) { return f32_load_bf16(p); }
+TIDEMILL_INLINE f32x16 f32_unsplit(f32x16 v) { return v; }
 TIDEMILL_INLINE f32x16 operator+(f32x16 a, f32x16 b) {
   return TIDEMILL_QUARTERS(f32x16, vaddq_f32(a.v[q], b.v[q]));
 }

@@ -74,6 +74,8 @@ TIDEMILL_INLINE f32x16 f32_load_bf16(const std::uint16_t* p) {
   for (int i = 0; i < 16; ++i) r.v[i] = bf16_to_float(p[i]);
   return r;
 }
+TIDEMILL_INLINE f32x16 f32_load_bf16_split(const std::uint16_t* p) { return f32_load_bf16(p); }
+TIDEMILL_INLINE f32x16 f32_unsplit(f32x16 v) { return v; }
 TIDEMILL_INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {a.v + b.v}; }
 TIDEMILL_INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {a.v - b.v}; }
 TIDEMILL_INLINE f32x16 operator*(f32x16 a, f32x16 b) { return {a.v * b.v}; }

@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Client, Endpoint
 from tidemill.bench.engines import ENGINES, EngineProcess, Launch, TargetError, started
+from tidemill.bench.engines.standalone import openvino_server
 from tidemill.bench.run import Plan, run
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Fixed, Shape, Workload
@@ -28,9 +31,14 @@ def launch(folder: Path) -> Launch:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("openvino")
     (folder / "m.gguf").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[EngineProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
         with started(OPENVINO, launch(folder)) as process:
@@ -57,8 +65,9 @@ def ask(server: EngineProcess, api: str = "chat", **fields: Any) -> Answer:
     return asyncio.run(send())
 
 
-def test_it_is_started_with_what_the_load_needs(server: EngineProcess) -> None:
-    said = server.last_words()
+@pytest.mark.usefixtures("server")
+def test_it_is_started_with_what_the_load_needs(folder: Path) -> None:
+    said = (folder / "log").read_text()
     assert "m.gguf CPU" in said
     assert "('max_num_seqs', 4), ('num_kv_blocks', 32)" in said  # (7 blocks of 32 and one) x 4
     assert "{'INFERENCE_NUM_THREADS': 3}" in said
@@ -170,6 +179,64 @@ def test_many_at_once_have_their_own_answers(server: EngineProcess) -> None:
     )  # fmt: skip
     recording = asyncio.run(run(plan))
     assert all(r.error is None and r.output_tokens == 4 for r in recording.records)
+
+
+def reset(client: socket.socket) -> None:
+    """Leave without a farewell: whoever reads or writes at the other end has an error."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /v1/chat", b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_a_client_that_leaves_in_its_request_is_no_failure(
+    sent: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with openvino_server.Server(("127.0.0.1", 0), openvino_server.Handler) as server:
+        client = socket.create_connection(server.server_address)
+        client.sendall(sent)
+        reset(client)
+        server.process_request_thread(*server.get_request())
+    assert capsys.readouterr().err == ""
+
+
+def test_a_client_that_leaves_before_its_answer_begins_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    request = openvino_server.Request(None, None, 0)
+
+    class Pipeline:
+        def submit(self, body: dict[str, Any]) -> openvino_server.Request:
+            reset(client)
+            return request
+
+    class Handler(openvino_server.Handler):
+        name = "model"
+        pipeline = Pipeline()  # type: ignore[assignment]
+
+    with openvino_server.Server(("127.0.0.1", 0), Handler) as server:
+        client = socket.create_connection(server.server_address)
+        body = b'{"messages": [], "stream": true}'
+        client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b"
+                       % (len(body), body))  # fmt: skip
+        server.process_request_thread(*server.get_request())
+    assert request.abandoned
+    assert capsys.readouterr().err == ""
+
+
+def test_any_other_error_of_a_connection_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    class Handler(openvino_server.Handler):
+        def do_GET(self) -> None:
+            raise KeyError("no such thing")
+
+    with (
+        openvino_server.Server(("127.0.0.1", 0), Handler) as server,
+        socket.create_connection(server.server_address) as client,
+    ):
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        server.process_request_thread(*server.get_request())
+    assert "no such thing" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

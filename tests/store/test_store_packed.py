@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,28 @@ def test_what_was_written_is_found(store_home: Path) -> None:
         image = os.pread(opened.descriptor, header.image_bytes + 1, header.image_offset)
     assert image == bytes([7]) * SIZE
     assert header.image_offset % 65536 == 0
+
+
+def test_pieces_end_where_huge_pages_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the page cache keeps the file in huge pages, whatever lies in front of the image."""
+    piece = 2 << 20
+    monkeypatch.setattr(packed, "_CHUNK_BYTES", piece)
+    image = random.Random(0).randbytes(2 * piece + 12345)
+    starts: list[int] = []
+
+    def pwrite(descriptor: int, data: memoryview, offset: int) -> int:
+        starts.append(offset)
+        return put(descriptor, data, offset)
+
+    put = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert packed.write_packed(key(1), ("/models/1.gguf",), {}, memoryview(image))
+    opened = packed.open_packed(key(1))
+    assert opened is not None
+    with opened:
+        offset = opened.header.image_offset
+    assert packed.path_of(key(1)).read_bytes()[offset:] == image
+    assert starts == [0, offset, piece, 2 * piece]
 
 
 def test_the_longest_unused_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from tidemill.records import dataclass
 
 FinishReason = Literal["stop", "length", "abort"]
 
+MAX_PREFILL_TOKENS = 256
+"""Most prompt tokens, unless told otherwise, in a step in which other sequences decode."""
+
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # as vLLM's
 _STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _MASK_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -176,7 +179,7 @@ class EngineConfig:
 
     max_context: int
     max_batch_tokens: int = 512
-    max_prefill_tokens: int = 256
+    max_prefill_tokens: int = MAX_PREFILL_TOKENS
     max_sequences: int = 64
     max_waiting: int = 4096
     max_preemptions: int = 8

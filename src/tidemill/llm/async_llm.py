@@ -53,7 +53,7 @@ class AsyncLLM:
     def __init__(
         self, model: str | os.PathLike[str] = "smollm2", **options: Unpack[LoadOptions]
     ) -> None:
-        self._core = Core.load(model, options, max_waiting=_SERVING_QUEUE)
+        self._core = Core.load(model, options, max_waiting=_SERVING_QUEUE, interactive=True)
         self._engine = _EngineThread(self._core)
         # Also when it is forgotten, and before the interpreter ends: a thread that is still in
         # native code then can bring the process down.

@@ -67,7 +67,8 @@ class LoadOptions(TypedDict, total=False):
     kv_disk: keep the KV blocks of what has been computed on disk, beyond memory and restarts, up to
     so many bytes ("4GiB"; default: none).
     target_itl: seconds between two tokens of a sequence to aim at while the prompts of others are
-    computed: their chunks are made as long as fits into it (default: at most 256 tokens).
+    computed: their chunks are made as long as fits into it (default: at most 256 tokens, and in
+    LLM, where nobody waits for the next one, as many as a step takes).
     speculative: guess tokens ahead, which changes no output: "auto" by looking up what followed
     the same words earlier in prompt and answer, as far as it pays; "lookup" the same, always as
     many as there can be; "off" (default: "auto"; "off" on the reference backend). draft_model: a
@@ -171,7 +172,9 @@ class Core:
         self._ids = itertools.count()
 
     @staticmethod
-    def load(model: str | os.PathLike[str], options: LoadOptions, *, max_waiting: int) -> Core:
+    def load(
+        model: str | os.PathLike[str], options: LoadOptions, *, max_waiting: int, interactive: bool
+    ) -> Core:
         unknown = sorted(options.keys() - LoadOptions.__annotations__.keys())
         if unknown:
             known = ", ".join(LoadOptions.__annotations__)
@@ -243,6 +246,7 @@ class Core:
                 draft=draft,
                 aside=aside,
                 tier=tier,
+                interactive=interactive,
             )
         except BaseException:
             if tier is not None:

@@ -40,7 +40,7 @@ class LLM:
     def __init__(
         self, model: str | os.PathLike[str] = "smollm2", **options: Unpack[LoadOptions]
     ) -> None:
-        self._core = Core.load(model, options, max_waiting=_OFFLINE_QUEUE)
+        self._core = Core.load(model, options, max_waiting=_OFFLINE_QUEUE, interactive=False)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol, cast, get_args
 
 from tidemill.backends.base import KVCacheSpec, KVDtype, MemoryPlan, Origin, Runner
-from tidemill.engine.base import Aside, EngineConfig
+from tidemill.engine.base import MAX_PREFILL_TOKENS, Aside, EngineConfig
 from tidemill.engine.draft_model import DraftModel
 from tidemill.engine.engine import Engine
 from tidemill.engine.kv_tier import KVTier
@@ -277,10 +277,12 @@ def start_engine(
     draft: CompiledModel | None = None,
     aside: Aside | None = None,
     tier: KVTier | None = None,
+    interactive: bool = True,
 ) -> Engine:
     """The engine over a compiled model; ``seed`` is for requests that bring none.
 
-    ``speculative`` as in ``LoadOptions``; ``draft`` guesses instead of prompt lookup.
+    ``speculative`` as in ``LoadOptions``; ``draft`` guesses instead of prompt lookup. Not
+    ``interactive``: nobody waits for the next token, so that prompts may fill whole steps.
     """
     runner = compiled.runner
     proposer: Proposer | None = None
@@ -296,6 +298,7 @@ def start_engine(
         EngineConfig(
             max_context=compiled.opened.max_context,
             max_batch_tokens=runner.max_batch_tokens,
+            max_prefill_tokens=MAX_PREFILL_TOKENS if interactive else runner.max_batch_tokens,
             max_sequences=max_sequences,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,

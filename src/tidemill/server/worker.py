@@ -138,7 +138,7 @@ class Worker:
 
         try:
             loading = cast("LoadOptions", {**options, "on_stage": on_stage})
-            core = Core.load(model, loading, max_waiting=options["max_waiting"])
+            core = Core.load(model, loading, max_waiting=options["max_waiting"], interactive=True)
         except (OSError, MemoryError, RuntimeError, ValueError) as error:
             self._send(Kind.FAILED, str(error) or type(error).__name__)
             return None

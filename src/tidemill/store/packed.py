@@ -283,10 +283,12 @@ def _write(
             os.posix_fallocate(descriptor, 0, offset + len(image))
         preamble = _PREAMBLE.pack(_MAGIC, _FORMAT, len(encoded), zlib.crc32(encoded))
         _write_all(descriptor, memoryview(preamble + encoded), 0)
-        for begin in range(0, len(image), _CHUNK_BYTES):
+        # In pieces that end where huge pages do: the page cache then keeps the file in such.
+        for end in range(_CHUNK_BYTES - offset, len(image) + _CHUNK_BYTES, _CHUNK_BYTES):
             if cancelled():
                 return False
-            _write_all(descriptor, image[begin : begin + _CHUNK_BYTES], offset + begin)
+            begin = max(0, end - _CHUNK_BYTES)
+            _write_all(descriptor, image[begin:end], offset + begin)
         os.utime(descriptor, ns=(now, sealed_ns))
         os.fsync(descriptor)
     finally:

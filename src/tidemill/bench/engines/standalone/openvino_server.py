@@ -16,6 +16,7 @@ import importlib
 import itertools
 import json
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -281,11 +282,11 @@ class Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self._refuse(refused)
             return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
         try:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
             for event in answer(pipeline, body, request):
                 self._chunk(f"data: {json.dumps(event)}\n\n".encode())
             self._chunk(b"data: [DONE]\n\n")
@@ -338,6 +339,11 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # Clients may leave at any point, in the middle of their request too: that is no failure.
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def main() -> None:
