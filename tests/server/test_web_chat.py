@@ -121,7 +121,7 @@ def test_the_model_is_chosen_for_a_conversation(
     with serving("--config", str(config)) as server, page_of(browser, server.url) as page:
         chosen(page)
         bodies = asked(page, max_tokens=4)
-        model = page.get_by_label("Model", exact=True)
+        model = page.get_by_role("combobox", name="Model")
         expect(model).to_have_value("first")
         model.select_option("second")
         send(page, "Hello")

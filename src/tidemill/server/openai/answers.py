@@ -52,8 +52,8 @@ def prompt_logprobs(output: RequestOutput) -> dict[str, Any]:
     itself and its alternatives by their ids; null for the first, which nothing predicts."""
     if output.prompt_logprobs is None:
         return {}
-    entries = [
-        entry and {
+    entries: list[dict[str, Any] | None] = [
+        None if entry is None else {
             str(token_id): {
                 "logprob": finite(score.logprob), "rank": score.rank,
                 "decoded_token": score.decoded_token,
