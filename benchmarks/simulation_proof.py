@@ -5,8 +5,10 @@ what is predicted of them.
     python benchmarks/simulation_proof.py [--calibration FILE] [--rounds 3] [--keep] [--json FILE]
 
 Each scenario is measured ``rounds`` times by ``bench``, on servers that it starts; the rounds are
-interleaved, so that a slow spell of the machine meets all of them. Before each one it is played
-with the calibration. A figure has passed if it is as near to the median of the runs as is asked for
+interleaved, so that a slow spell of the machine meets all of them, and played with the calibration.
+Latencies count from when a request was sent, not from when it was due: on a machine whose cores
+compute, the load generator is some milliseconds late, which is no part of what is simulated. A
+figure has passed if it is as near to the median of the runs as is asked for
 (throughput 5 %, TTFT and TPOT 10 % at p50 and 20 % at p99), or if it lies between the runs. With
 --keep the largest error of each figure goes beside the calibration, and ``simulate`` prints it.
 """
@@ -23,7 +25,8 @@ import msgspec
 
 from tidemill.bench import targets
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.measures import Summary
+from tidemill.bench.measures import Summary, summarise
+from tidemill.bench.records import Recording
 from tidemill.bench.result import Settings, measure
 from tidemill.bench.scenario import Scenario, prepare
 from tidemill.bench.workload import LogNormal, Shape, Uniform
@@ -68,6 +71,12 @@ def scenarios(seconds: float) -> list[Scenario]:
                   system=True),
         ),
     ]  # fmt: skip
+
+
+def from_sent(recording: Recording) -> Summary:
+    """Its figures as if every request had been due when it was sent."""
+    records = [msgspec.structs.replace(r, due=r.sent) for r in recording.records]
+    return summarise(msgspec.structs.replace(recording, records=records))
 
 
 def rows(
@@ -115,9 +124,9 @@ def main() -> None:
     for n in range(arguments.rounds):
         for scenario in chosen:
             print(f"round {n + 1}: {scenario.name}", file=sys.stderr, flush=True)
-            result = measure(scenario, target, settings, say=lambda _: None).result
-            assert result.summary is not None
-            measured[scenario.name].append(result.summary)
+            recording = measure(scenario, target, settings, say=lambda _: None).recording
+            assert recording is not None
+            measured[scenario.name].append(from_sent(recording))
     print("| scenario | figure | predicted | measured (median) | runs | error | limit | |")
     print("|---|---|---|---|---|---|---|---|")
     worst: dict[str, float] = {}

@@ -17,7 +17,7 @@ import time
 from tidemill.bench.arrivals import Gamma
 from tidemill.bench.scenario import Scenario
 from tidemill.bench.workload import LogNormal, Shape
-from tidemill.simulate.base import Origin, ReplicaSpec, StepWork
+from tidemill.simulate.base import FrontEnd, Origin, ReplicaSpec, StepWork
 from tidemill.simulate.play import Deployment
 from tidemill.simulate.predict import predict
 
@@ -37,7 +37,7 @@ class Accelerator:
 
 REPLICA = ReplicaSpec(
     name="accelerator", step_time=Accelerator(), n_blocks=6000, max_context=8192,
-    max_sequences=32, max_batch_tokens=2048, max_prefill_tokens=1024, request_seconds=1e-3,
+    max_sequences=32, max_batch_tokens=2048, max_prefill_tokens=1024, front=FrontEnd(1e-3),
 )  # fmt: skip
 SHAPE = Shape(
     "request", LogNormal(800, 1500, 4000), LogNormal(120, 250, 500), prefix=200, prefixes=100

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # The same examples everywhere; how long they take says something of the machine alone.
 settings.register_profile(
@@ -49,3 +53,11 @@ def real_model() -> Callable[[str], Path]:
         return store.resolve(name)
 
     return find
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    from support.browsing import browsing
+
+    with browsing() as found:
+        yield found

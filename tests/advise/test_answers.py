@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidemill.advise.answers import AnswerError, Answers, defaults, from_values, read, write
+from tidemill.advise.answers import (
+    AnswerError,
+    Answers,
+    accept,
+    defaults,
+    from_values,
+    read,
+    understand,
+    write,
+)
 from tidemill.advise.facts import load_engines
 from tidemill.advise.questions import BY_KEY, QUESTIONS, SECTIONS
 
@@ -37,6 +46,9 @@ def test_the_defaults_hold_together_and_are_marked() -> None:
         ({"load.peak_concurrency": 0}, "load.peak_concurrency: 0 is not between 1 and 1e+06"),
         ({"load.peak_concurrency": 2.5}, "load.peak_concurrency: 2.5 is not a whole number"),
         ({"load.peak_concurrency": True}, "load.peak_concurrency: True is not a whole number"),
+        ({"load.peak_concurrency": 10**400}, "load.peak_concurrency: 1000"),
+        ({"load.ttft_ms": 10**400}, "load.ttft_ms: 1000"),
+        ({"load.latency": "x" * 10**6}, "… is not one of interactive"),
         ({"load.peak_concurrency": "8"}, "load.peak_concurrency: '8' is not a whole number"),
         ({"load.ttft_ms": float("nan")}, "load.ttft_ms: nan is not a finite number"),
         ({"load.ttft_ms": float("inf")}, "load.ttft_ms: inf is not a finite number"),
@@ -70,6 +82,7 @@ def test_wrong_answers_are_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(AnswerError) as caught:
         from_values(values, ENGINES)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
@@ -83,6 +96,7 @@ def test_wrong_answers_are_named(values: dict[str, Any], message: str) -> None:
         ("[load]\nworkload = { a = 1 }", "case.toml: load.workload: {'a': 1} is not one of"),
         ("[load.latency]\na = 1", "case.toml: load.latency: {'a': 1} is not one of"),
         ("x = " + "[" * 5000, "case.toml: not valid TOML"),
+        ("[load]\npeak_concurrency = " + "9" * 5000, "case.toml: not valid TOML"),
     ],
 )
 def test_wrong_files_are_refused(text: str, message: str) -> None:
@@ -114,3 +128,15 @@ def test_any_text_and_number_survives_a_file(name: str, limit: float, peak: int)
         return
     again = read(write(answers), "case.toml")
     assert (again.name, again.ttft_ms, again.peak_concurrency) == (answers.name, limit, peak)
+
+
+def test_a_number_that_is_typed_without_end() -> None:
+    question = BY_KEY["load.peak_concurrency"]
+    for digits in (400, 5000):
+        with pytest.raises(AnswerError) as caught:
+            accept(question, understand(question, "9" * digits))
+        assert len(str(caught.value)) < 200
+
+
+def test_a_file_with_the_mark_that_some_editors_write() -> None:
+    assert read("\ufeff[load]\npeak_concurrency = 7\n", "case.toml").peak_concurrency == 7

@@ -7,9 +7,9 @@ import re
 import shlex
 from typing import Any
 
-import click
 import pytest
 
+from support.commands import parse, tidemill_calls
 from tidemill.advise.answers import from_values
 from tidemill.advise.facts import Argument, Engine, load_engines
 from tidemill.advise.flow import Part
@@ -96,23 +96,12 @@ def test_every_engine_with_a_server_has_a_command() -> None:
 
 
 def test_tidemills_own_commands_are_real() -> None:
-    """Parsed by the commands themselves."""
-    from tidemill.cli.main import cli
-
     for values in CASES:
         made = commands(ENGINES["tidemill"], SERVERS, from_values(values))
         assert made is not None
         for text in (made.start, *made.prepare):
-            words = shlex.split(text.replace("\\\n", " "))
-            assert words[0] == "tidemill"
-            command: click.Command = cli
-            context = click.Context(cli)
-            rest = words[1:]
-            while isinstance(command, click.Group):
-                found = command.get_command(context, rest[0])
-                assert found is not None, text
-                command, rest = found, rest[1:]
-            command.make_context(words[1], list(rest))
+            (arguments,) = tidemill_calls(text.replace("\\\n", " "))
+            parse(arguments)
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,11 @@ from support.advice import TODAY, Store, measured
 from tidemill.advise import flips, report
 from tidemill.advise.advice import Advice, advise
 from tidemill.advise.answers import from_values
-from tidemill.advise.document import (
-    Bars,
-    Bullets,
-    Code,
-    Heading,
-    Paragraph,
-    Table,
-    as_html,
-    as_markdown,
-    as_text,
-)
 from tidemill.advise.evidence import Evidence
 from tidemill.advise.facts import load_engines
 from tidemill.advise.questions import QUESTIONS
 from tidemill.advise.scores import WEIGHTS
+from tidemill.presentation.document import Bars, Code, Heading, Table, as_html, as_markdown, as_text
 
 ENGINES = load_engines()
 HYBRID = {
@@ -99,13 +89,6 @@ def test_markdown_has_the_same_and_keeps_its_tables() -> None:
         assert len(columns) == 1, table
 
 
-def test_hostile_texts_do_not_break_out() -> None:
-    text = as_markdown([Table(("a", "b"), (("x | y", "z"),)), Code("````\nrm\n````")])
-    assert "| x \\| y | z |" in text
-    assert "`````sh" in text
-    assert as_text([Bullets(("a" * 200,))], 40).strip() == "- " + "a" * 200
-
-
 def test_html_has_the_same() -> None:
     blocks = report.blocks(*made(HYBRID))
     html = as_html(blocks)
@@ -114,43 +97,6 @@ def test_html_has_the_same() -> None:
             assert f"<h{block.level}>{escape(block.text)}</h{block.level}>" in html
     assert html.count("<table>") == sum(isinstance(block, (Table, Bars)) for block in blocks)
     assert html.count("<pre") == sum(isinstance(block, Code) for block in blocks)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a < b & c", "a &lt; b &amp; c"),
-        ("run `a <b>` now", "run <code>a &lt;b&gt;</code> now"),
-        (
-            "see https://a.test/b?c=1&d=2.",
-            'see <a href="https://a.test/b?c=1&amp;d=2" rel="noreferrer">'
-            "https://a.test/b?c=1&amp;d=2</a>.",
-        ),
-        ("javascript:alert(1)", "javascript:alert(1)"),
-        ('https://a.test/"onclick=', '<a href="https://a.test/" rel="noreferrer">'
-         "https://a.test/</a>&quot;onclick="),
-        ("a ` b", "a ` b"),
-    ],
-)  # fmt: skip
-def test_html_is_escaped(text: str, expected: str) -> None:
-    assert as_html([Paragraph(text)]) == f"<p>{expected}</p>\n"
-    assert f"<li>{expected}</li>" in as_html([Bullets((text,))])
-    assert expected in as_html([Table((text,), ((text, text),))])
-    assert as_html([Code("<a> & `b`\n", "<f>")]) == (
-        "<figure><figcaption>&lt;f&gt;</figcaption>"
-        '<pre tabindex="0"><code>&lt;a&gt; &amp; `b`</code></pre></figure>\n'
-    )
-
-
-def test_shares_are_drawn() -> None:
-    bars = [Bars(("engine", "total"), (("one", (1.0,)), ("half", (0.5,)), ("none", (0.0,))))]
-    text = as_text(bars)
-    assert "one     1.00 ██████" in text
-    assert "half    0.50 ███░░░" in text
-    assert "none    0.00 ░░░░░░" in text
-    assert "| half | 0.50 |" in as_markdown(bars)
-    assert '0.50 <svg class="share"' in as_html(bars)
-    assert '<rect width="50"' in as_html(bars)
 
 
 @pytest.mark.parametrize(

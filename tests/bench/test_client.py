@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned
 from tidemill.bench.client import Client, Endpoint, Reply
 from tidemill.bench.stream import read
 from tidemill.bench.workload import Fixed, Prompt, Shape
@@ -39,7 +39,7 @@ def ask(url: str, count: int = 1, timeout: float = 30.0, pause: float = 0.0) -> 
 
 @pytest.mark.parametrize("answer", [SIZED, CHUNKED])
 def test_connections_are_used_again(answer: bytes) -> None:
-    with canned(lambda connection, _: connection.sendall(answer) is None) as server:
+    with canned(always(answer)) as server:
         replies = ask(server.url, 5)
     assert [read(reply).error for reply in replies] == [None] * 5
     assert server.connections == 1
@@ -138,7 +138,7 @@ def test_what_is_sent(api: str) -> None:
         keyed = Endpoint(url, "m", api=api, api_key="secret")  # type: ignore[arg-type]
         await Client(keyed, 30).send(b"{}")
 
-    with canned(lambda connection, _: connection.sendall(SIZED) is None) as server:
+    with canned(always(SIZED)) as server:
         asyncio.run(talk(server.url + "/"))
     path = b"/v1/chat/completions" if api == "chat" else b"/v1/completions"
     assert server.requests[0].startswith(b"POST " + path + b" HTTP/1.1\r\n")
@@ -149,7 +149,7 @@ def test_an_address_keeps_its_query_and_no_header_can_be_smuggled_in() -> None:
     async def talk(url: str) -> None:
         await Client(Endpoint(url, "m"), 30).send(b"{}")
 
-    with canned(lambda connection, _: connection.sendall(SIZED) is None) as server:
+    with canned(always(SIZED)) as server:
         address = server.url.replace("http://", "http://user:word@") + "?api-version=1"
         asyncio.run(talk(address))
     head = server.requests[0]

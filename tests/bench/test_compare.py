@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from tidemill.bench.measures import LATENCIES, Slo, summarise
 from tidemill.bench.records import Recording
 from tidemill.bench.resources import Cost, Density, Memory, Resources
 from tidemill.bench.result import Machine, Measured, Result
+from tidemill.bench.scenario import load
 from tidemill.bench.starts import Start
 from tidemill.bench.statistics import Estimate
 from tidemill.bench.store import Store, StoreError
@@ -197,6 +199,10 @@ def test_runs_that_are_no_repeats_are_refused() -> None:
     c[0].target = Measured(url="http://other/v1", model="m")
     with pytest.raises(CompareError, match="another target"):
         compare(side(a), side(a, c), force=True)
+    d = runs.run(50)
+    d[0].target = msgspec.structs.replace(d[0].target, arguments=["--context", "9"])
+    with pytest.raises(CompareError, match="started with other arguments or threads"):
+        compare(side(a), side(a, d))
 
 
 # ---- fair?
@@ -225,6 +231,9 @@ def test_what_was_not_asked_the_same_is_refused() -> None:
          "names of the models differ: smollm2 and gemma3"),
         ("target", Measured(url="", model="smollm2", engine="tidemill", threads=1),
          "threads of the engine differ: 2 and 1"),
+        ("target", Measured(url="", model="smollm2", engine="tidemill", threads=2,
+                            arguments=["--kv-dtype", "q8 0"]),
+         "--engine-args differ: none and --kv-dtype 'q8 0'"),
     ],
 )  # fmt: skip
 def test_what_else_differs_is_said(field: str, value: object, said: str) -> None:
@@ -260,6 +269,67 @@ def test_shorter_answers_are_an_alarm() -> None:
     assert "33% LONGER" in said
 
 
+def test_answers_of_other_lengths_are_an_alarm_even_if_their_mean_is_the_same() -> None:
+    a = runs.run(200)
+    b = changed(changed(a, share=0.5, output_tokens=4), share=0.25, output_tokens=12)
+    found = compare(side(a), side(b))
+    assert found.answers == ["100 of 200 answers to the same prompts are equally long"]
+    assert found.alarms == [
+        "100 of 200 answers to the same prompts are NOT EQUALLY LONG: speeds are not of the same "
+        "work"
+    ]
+    assert compare(side(a), side(a)).answers == [
+        "200 of 200 answers to the same prompts are equally long"
+    ]
+
+
+def test_a_model_that_ends_its_answers_may_end_each_of_them_where_it_likes() -> None:
+    a, b = runs.run(100), changed(runs.run(100), share=0.5, output_tokens=9)
+    b = changed(b, share=0.25, output_tokens=7)
+    for run in (a, b):
+        run[0].scenario = load("json-extraction")
+    found = compare(side(a), side(b), force=True)
+    assert "50 of 100 answers to the same prompts are equally long" in found.answers[0]
+    assert not any("EQUALLY" in alarm for alarm in found.alarms)
+
+
+def test_greedy_answers_that_were_kept_are_compared_word_for_word() -> None:
+    a, b = (changed(runs.run(10), text="the sky is  blue") for _ in range(2))
+    b = changed(b, share=0.5, text="the sky is grey today")
+    for result, _ in (a, b):
+        result.target = msgspec.structs.replace(result.target, extra={"temperature": 0})
+    said = compare(side(a), side(b)).answers[1]
+    # Three of five words in half of them.
+    assert said == (
+        "5 of 10 are the same in every word; on average the first 80% of the words are (agreement, "
+        "not quality)"
+    )
+    b[0].target = msgspec.structs.replace(b[0].target, extra={})  # drawn, not chosen
+    assert len(compare(side(a), side(b)).answers) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"scenario": load("short-chat").scaled(2)},
+        {"scenario": msgspec.structs.replace(load("short-chat"), api="completions")},
+    ],
+)
+def test_other_prompts_have_no_answers_in_common(change: dict[str, Any]) -> None:
+    a, b = runs.run(20), runs.run(20)
+    for field, value in change.items():
+        setattr(b[0], field, value)
+    assert compare(side(a), side(b), force=True).answers == []
+
+
+def test_later_turns_and_failed_ones_are_no_answers_to_the_same_prompt() -> None:
+    a = runs.run(20)
+    b = changed(changed(runs.run(20), share=0.25, turn=1), share=0.2, error="timeout")
+    (said,) = compare(side(a), side(b)).answers
+    assert said.endswith("of 12 answers to the same prompts are equally long")
+
+
 def test_fewer_right_answers_are_an_alarm() -> None:
     def checked(seed: int, wrong: int) -> One:
         run = changed(runs.run(100, seed=seed), verdict="right")
@@ -291,9 +361,8 @@ def test_of_figures_alone_intervals_are_made_of_intervals() -> None:
 def test_resources_have_one_value_each() -> None:
     a, b = runs.run(100), runs.run(100, seed=1)
     for (result, _), peak in ((a, 1 << 30), (b, 1 << 29)):
-        result.per_core = 4.0
         result.resources = Resources(
-            memory=Memory("PSS", peak, peak), density=Density(per_watt=2.0),
+            memory=Memory("PSS", peak, peak), density=Density(per_core_given=4.0, per_watt=2.0),
             cost=Cost(hour=1.0, includes="machine", output=5.0),
         )  # fmt: skip
     found = compare(side(a), side(b))
@@ -304,7 +373,7 @@ def test_resources_have_one_value_each() -> None:
     assert figure(found, "cost per 10^6 tokens").change == pytest.approx(1)
     assert figure(found, "output per core").a == pytest.approx(4)
     said = words.text(found)
-    assert "1024 MiB" in said
+    assert "1.00 GiB" in said
 
 
 def test_cold_starts_are_repeats_of_themselves() -> None:
@@ -407,6 +476,8 @@ def test_files_that_are_none_of_ours(
     [
         ("requests", 0), ("good", -1), ("output_rate", 1e300), ("attained", 1.5), ("short", 10**6),
         ("verdicts", {"right": 10**6}), ("seconds", 0), ("errors", {"timeout": 7}),
+        ("latency", {}), ("latency", {"ttft": {}, "e2e": {}}), ("goodput", None),
+        ("examples", {"timeout": "late"}),
     ],
 )  # fmt: skip
 def test_figures_that_no_run_has(tmp_path: Path, store: Store, field: str, value: object) -> None:
@@ -415,6 +486,14 @@ def test_figures_that_no_run_has(tmp_path: Path, store: Store, field: str, value
     file = tmp_path / "x.json"
     file.write_bytes(msgspec.json.encode({"results": [result]}))
     with pytest.raises(CompareError, match="no file of"):
+        pairs(str(file), str(file), store)
+
+
+def test_a_file_of_a_newer_version(tmp_path: Path, store: Store) -> None:
+    result = msgspec.to_builtins(store.get(put(store)), str_keys=True)
+    file = tmp_path / "x.json"
+    file.write_bytes(msgspec.json.encode({"results": [{"format": 2, "new": result}]}))
+    with pytest.raises(CompareError, match=r"x\.json is of a newer tidemill \(format 2\)"):
         pairs(str(file), str(file), store)
 
 
@@ -439,3 +518,12 @@ def test_as_text_and_markdown() -> None:
     assert len(table) == 2 + len(found.figures)
     assert {line.count("|") for line in table} == {7}
     assert "> **B's answers are 50% SHORTER" in words.markdown(found)
+
+
+def test_names_are_not_taken_for_markdown() -> None:
+    result, recording = runs.run(120)
+    evil = "<img src=x onerror=alert(1)>|[m](javascript:alert(1))"
+    result.target = msgspec.structs.replace(result.target, model=evil)
+    said = words.markdown(compare(side((result, recording)), side(runs.run(120, seed=1))))
+    assert "<img" not in said.replace("\\<", "")
+    assert "[m]" not in said

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned
 from tidemill.bench.apart import run_apart
 from tidemill.bench.arrivals import Closed, Gamma, Load
 from tidemill.bench.client import Endpoint
@@ -141,9 +141,7 @@ def test_tenants_use_their_own_keys() -> None:
 
 def test_progress_is_told() -> None:
     told: list[Progress] = []
-    with canned(
-        lambda connection, _: connection.sendall(stream({"content": "x"})) is None
-    ) as server:
+    with canned(always(stream({"content": "x"}))) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=Workload((TALK,)), load=Closed(1),
             seconds=1.2, warmup=0.0,
@@ -162,3 +160,11 @@ def test_progress_is_told() -> None:
     assert told[-1].ttft_p99 is not None
     assert 0 < told[-1].ttft_p50 <= told[-1].ttft_p99
     assert [p.sent for p in told] == sorted(p.sent for p in told)
+
+
+def test_pauses_end_with_the_window() -> None:
+    """What would be due in an hour is not waited for."""
+    talk = Shape("talk", Fixed(3), Fixed(4), turns=3, pause=3600)
+    recording, _ = carry_out((talk,), Gamma(40.0))
+    assert recording.records
+    assert {r.turn for r in recording.records} == {0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidemill.bench.definitions import TOOLS, Row, definitions, text
-from tidemill.bench.measures import Slo
+from tidemill.bench.measures import Slo, summarise
 from tidemill.bench.records import Record, Recording, Window
 
 
@@ -81,8 +81,6 @@ def test_a_tool_has_a_figure_if_and_only_if_it_has_a_name_for_it() -> None:
 
 
 def test_ours_are_those_of_the_summary() -> None:
-    from tidemill.bench.measures import summarise
-
     summary = summarise(RECORDING, SLO)
     for title, latency in (
         ("first token", "ttft"), ("token after the first", "tpot"), ("gap between chunks", "itl"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from support import fake_llama_server
+from support.canned import canned
+from support.serving import until
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
 from tidemill.bench.engines.base import Form, form_of
 from tidemill.bench.starts import measure_starts, medians
@@ -181,10 +183,7 @@ def test_an_engine_ends_with_a_bench_that_is_killed(tmp_path: Path) -> None:
         assert bench.stdout is not None
         pid = int(bench.stdout.readline())
         bench.kill()
-    deadline = time.monotonic() + 30
-    while not gone(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: gone(pid))
 
 
 def test_what_a_start_reads_is_of_this_model_only(
@@ -217,3 +216,72 @@ def test_cold_and_warm_starts_of_tidemill(
     assert starts[-1].cached > 0.5
     assert medians(starts, cold=False)["ready"] == starts[-1].ready
     assert len(said) == 1 + len(starts)
+
+
+def script(folder: Path, text: str) -> Path:
+    path = folder / "engine"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_who_does_not_wait_for_an_engine_to_end_leaves_none(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C once more, while one that does not listen to SIGTERM is waited for."""
+    binary = script(tmp_path, "trap '' TERM; echo deaf; while :; do sleep 0.1; done")
+    running = started(LLAMA, launch(gguf, binary))
+    process = running.__enter__()
+    until(lambda: process.last_words() == "deaf")
+    (pid, *_) = process.pids()
+    wait = process._process.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        monkeypatch.setattr(process._process, "wait", wait)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process._process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        running.__exit__(None, None, None)
+    assert gone(pid)
+
+
+def test_an_engine_that_prints_without_end(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.bench.engines.process._LONGEST_LOG", 1 << 20)
+    with started(LLAMA, launch(gguf, script(tmp_path, "exec yes word"))) as process:
+        with pytest.raises(TargetError, match="printed more than 1 MiB before") as error:
+            process.until_ready(60)
+        pids = process.pids()
+    assert len(str(error.value)) < 10_000
+    assert all(map(gone, pids))
+
+
+def test_a_version_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="this is no llama-server: no such thing"):
+        LLAMA.version(str(script(tmp_path, "exec yes no such thing")))
+    monkeypatch.setattr("tidemill.bench.engines.base._PATIENCE", 0.5)
+    monkeypatch.chdir(tmp_path)
+    silent = tmp_path / "silent"
+    script(tmp_path, "sleep 600 & echo $! > child; wait").rename(silent)
+    with pytest.raises(TargetError, match=r"does not run: no answer within 0\.5 s"):
+        LLAMA.version(str(silent))
+    child = int((tmp_path / "child").read_text())
+    until(lambda: gone(child))
+
+
+def test_whoever_answers_at_the_port_of_an_engine_that_has_ended_is_not_it(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def healthy(connection: socket.socket, number: int) -> bool:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        return True
+
+    with canned(healthy) as other:
+        port = int(other.url.split(":")[2].partition("/")[0])
+        monkeypatch.setattr("tidemill.bench.engines.process.free_port", lambda: port)
+        with started(LLAMA, launch(gguf, script(tmp_path, "echo taken; exit 3"))) as process:
+            until(lambda: process._process.poll() is not None)
+            with pytest.raises(TargetError, match="ended with status 3: taken"):
+                process.until_ready(60)

@@ -4,6 +4,7 @@ show, and none holds anything up or learns a key that is not for it."""
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -13,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned, http, listing
 from tidemill.bench import client, targets
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Client, Endpoint
@@ -28,11 +29,6 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 GOOD = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
 EVIL = "\x1b[2J\x1b]0;owned\x07 \x00 \x9b31m \u202e \r bad"
 """Clears the screen, sets the title, turns the text around."""
-
-
-def http(body: bytes, kind: str = "application/json", status: str = "200 OK") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode("latin-1") + body
 
 
 def ask(url: str, timeout: float = 30.0) -> Answer:
@@ -135,7 +131,7 @@ def test_addresses_that_would_break_a_request(url: str) -> None:
 )
 def test_refusals_with_long_bodies(status: str, said: str) -> None:
     body = b"<html>" + b"x" * 300_000
-    with canned(lambda c, _: c.sendall(http(body, "text/html", status)) is None) as server:
+    with canned(always(http(body, "text/html", status))) as server:
         found = refusal(server.url)
     assert said in found
     assert status[:3] in found
@@ -145,7 +141,7 @@ def test_refusals_with_long_bodies(status: str, said: str) -> None:
 @pytest.mark.parametrize("status", ["301 Moved", "307 Temporary", "302 Found"])
 def test_redirections_are_told_and_not_followed(status: str) -> None:
     """Or whoever answers there would be given the key."""
-    with canned(lambda c, _: c.sendall(http(b"{}")) is None) as other:
+    with canned(always(http(b"{}"))) as other:
 
         def answer(connection: socket.socket, _: int) -> bool:
             to = f"Location: {other.url}/elsewhere\r\nContent-Length: 0\r\n\r\n"
@@ -183,12 +179,9 @@ def test_what_a_terminal_must_not_be_shown(answer: bytes) -> None:
 
 
 def test_names_of_models_that_a_terminal_must_not_be_shown() -> None:
-    def listing(*names: str) -> Callable[[socket.socket, int], bool]:
-        body = json.dumps({"data": [{"id": name} for name in names]}).encode()
-        return lambda connection, _: connection.sendall(http(body)) is None
-
     for names in ((EVIL,), (EVIL, "other"), (EVIL * 1000, "other")):
-        with canned(listing(*names)) as server, pytest.raises(TargetError) as error:
+        answer = always(listing(*names))
+        with canned(answer) as server, pytest.raises(TargetError) as error:
             choose_model(server.url, None)
         assert str(error.value).isprintable()
         assert "--model" in str(error.value)
@@ -262,7 +255,7 @@ def test_one_line_of_megabytes_is_read() -> None:
     text = "x" * (4 << 20)
     event = {"choices": [{"delta": {"content": text}, "finish_reason": "stop"}]}
     body = b"data: " + json.dumps(event).encode() + b"\n\n"
-    with canned(lambda c, _: c.sendall(http(body, "text/event-stream")) is None) as server:
+    with canned(always(http(body, "text/event-stream"))) as server:
         found = ask(server.url)
     assert (found.error, len(found.text), len(found.times)) == (None, 4 << 20, 1)
 
@@ -299,3 +292,43 @@ def test_an_endpoint_that_turns_bad_ends_the_run_with_its_figures() -> None:
     }  # fmt: skip
     assert summary.good + sum(summary.errors.values()) == summary.requests
     assert all(text.isprintable() for text in summary.examples.values())
+
+
+def test_an_answer_in_a_million_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pieces take of memory beside their bytes counts, too."""
+    monkeypatch.setattr(client, "MAX_ANSWER", 1 << 16)
+
+    def crumbs(connection: socket.socket, number: int) -> bool:
+        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        with suppress(OSError):
+            connection.sendall(b"1\r\n:\r\n" * 10_000)  # far fewer bytes than the limit
+            connection.sendall(b"0\r\n\r\n")
+        return False
+
+    with canned(crumbs) as server:
+        assert ask(server.url).error == "too_large"
+
+
+def test_a_compressed_answer() -> None:
+    def zipped(connection: socket.socket, number: int) -> bool:
+        body = gzip.compress(GOOD)
+        head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        return True
+
+    with canned(zipped) as server:
+        assert ask(server.url).error == "compressed"
+        assert "its answers are compressed, though that was not asked for: gzip" in refusal(
+            server.url
+        )
+
+
+def test_hints_before_an_answer() -> None:
+    def hint(connection: socket.socket, number: int) -> bool:
+        connection.sendall(b"HTTP/1.1 103 Early Hints\r\nLink: </x>; rel=preload\r\n\r\n")
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" + HEAD + b"\r\n" + GOOD)
+        return False
+
+    with canned(hint) as server:
+        answer = ask(server.url)
+    assert (answer.error, answer.text) == (None, "a")

@@ -11,20 +11,13 @@ from contextlib import closing
 
 import pytest
 
+from support.serving import until
 from tidemill.bench import meters
 from tidemill.bench.meters import Sampler
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
 BUSY = "data = bytearray(b'x') * (64 << 20)\nprint(flush=True)\nwhile True: pass\n"
-
-
-def until(condition: object, seconds: float = 60.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_process_that_computes_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +27,7 @@ def test_a_process_that_computes_and_ends(monkeypatch: pytest.MonkeyPatch) -> No
             assert process.stdout is not None
             process.stdout.readline()
             sampler.watch(lambda: [process.pid])
-            until(lambda: sampler.samples and sampler.samples[-1].cpu >= 0.1)
+            until(lambda: bool(sampler.samples) and sampler.samples[-1].cpu >= 0.1)
             process.kill()
         until(lambda: sampler.samples[-1].memory == 0)
     samples = sampler.samples

@@ -6,11 +6,11 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from support.serving import until
 from tidemill.bench.processes import (
     born,
     cpu_seconds,
@@ -101,6 +101,4 @@ def test_a_family_and_the_time_of_a_child_that_has_ended() -> None:
         assert birth is not None
         assert birth >= (born(os.getpid()) or 0)
         parent.kill()
-    deadline = time.monotonic() + 10
-    while born(parent.pid) == birth:
-        assert time.monotonic() < deadline
+    until(lambda: born(parent.pid) != birth)

@@ -9,6 +9,7 @@ from tidemill.bench.resources import Cost, Density, Energy, Gpu, Memory, Resourc
 from tidemill.bench.result import Machine, Measured, Result
 from tidemill.bench.scenario import load, names
 from tidemill.bench.starts import Start
+from tidemill.bench.statistics import Estimate
 
 
 def result(name: str = "short-chat", **fields: object) -> Result:
@@ -110,3 +111,19 @@ def test_scenarios_are_described(name: str) -> None:
     said = report.describe(scenario)
     for words in (scenario.summary, scenario.source, *(shape.name for shape in scenario.shapes)):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "said"),
+    [
+        (1, 1, "100.0%"), (0.9999, 1, "99.9%"), (0.99951, 1, "99.9%"), (0.5, 1, "50.0%"),
+        (0, 1, "0.0%"), (1e-9, 1, "0.1%"), (0.996, 0, "99%"), (0.004, 0, "1%"), (1, 0, "100%"),
+    ],
+)  # fmt: skip
+def test_all_and_none_are_not_said_of_nearly_so(share: float, digits: int, said: str) -> None:
+    assert report.percent(share, digits) == said
+
+
+def test_one_value_has_no_interval() -> None:
+    assert report.estimate(Estimate(0.25, 0.25, 0.25)) == "250 ms"
+    assert report.estimate(Estimate(0.25, 0.2, 0.3)) == "250 ms (200–300)"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned
 from tidemill.bench.apart import run_apart
 from tidemill.bench.arrivals import Closed, Gamma, Load, Trace
 from tidemill.bench.client import Endpoint
@@ -88,7 +88,7 @@ def test_a_trace_is_replayed(url: str) -> None:
 def test_a_run_that_cannot_begin_says_why() -> None:
     body = b'{"error": {"message": "there is no model \'m\'"}}'
     answer = b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    with canned(lambda connection, _: connection.sendall(answer) is None) as server:
+    with canned(always(answer)) as server:
         for carry_out in (lambda p: asyncio.run(run(p)), run_apart):
             with pytest.raises(BenchError, match="http_404: there is no model 'm'"):
                 carry_out(plan(server.url, Closed(2)))

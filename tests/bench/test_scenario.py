@@ -77,6 +77,21 @@ def test_ones_own_file(tmp_path: Path) -> None:
         ('input = { kind = "fixed", tokens = 5 }', "", "needs an input"),
         ('input = { kind = "fixed", tokens = 5 }', "turns = 0", "input|turns"),
         ("[load]", 'api = "completions"\n[load]', None),
+        ('summary = "mine"', 'summary = "mine"\nslo = {}', "slo: it has no limit"),
+        ('summary = "mine"', 'summary = "mine"\nseconds = 1e-9', "seconds"),
+        ("tokens = 5", f"tokens = {10**30}", "tokens must be"),
+        ("[[shapes]]", f"[[shapes]]\nprefixes = {10**30}", "more than 64 bits"),
+        ("[[shapes]]", f"[[shapes]]\nprefixes = {'9' * 5000}", "not valid TOML"),
+        ("[[shapes]]", "[[shapes]]\nweight = 1e308", "weight must be"),
+        ("[[shapes]]", "[[shapes]]\npause = 1e308", "pause 0 to"),
+        ("high = 4 }", "high = 2001 }\nturns = 1000", "more than the 2000000"),
+        ('kind = "closed"\nconcurrency', 'kind = "gamma"\nrate', None),
+        ('kind = "closed"\nconcurrency = 2', 'kind = "gamma"\nrate = 1e-300', "rate must be 1e-09"),
+        (
+            'kind = "closed"\nconcurrency = 2',
+            'kind = "gamma"\nrate = 1\nburstiness = 1e-200',
+            "burstiness must be 0.0001",
+        ),
         ("[[shapes]]", "[[shapes]", "not valid TOML"),
         ("[[shapes]]", "[shapes]", "shapes"),
     ],
@@ -127,3 +142,9 @@ def test_lengths_can_be_scaled() -> None:
     assert task.input == Uniform(15, 40)
     assert task.output == Fixed(160)  # the object is as long as it is
     assert re.search(r"\$quantity", task.task.template if task.task else "")
+
+
+def test_a_file_with_a_mark_and_ends_of_lines_as_some_editors_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load(str(path)).name == "mine"

@@ -14,6 +14,7 @@ from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Slo
 from tidemill.bench.records import Record, Recording, Window
 from tidemill.bench.search import Aim, Found, Rate, bracket, grown, judge, search, share_of
+from tidemill.bench.traces import TraceFile
 
 SLO = Slo(ttft=0.5)
 EACH = 0.2  # seconds that one request takes of a server that has nothing else to do
@@ -71,6 +72,22 @@ class Queue(Virtual):
         return recording
 
 
+class Replaying(Virtual):
+    """As many requests as a trace has, evenly, in as long as that takes."""
+
+    requests = 300
+
+    def measure(
+        self, load: Closed | Gamma | TraceFile, seconds: float, warmup: float, timeout: float
+    ) -> Recording:
+        if isinstance(load, TraceFile):
+            assert load.rate is not None
+            assert seconds == pytest.approx(self.requests / load.rate)
+            assert warmup == 0
+            load = Gamma(load.rate, 1e6)
+        return super().measure(load, seconds, warmup, timeout)
+
+
 def record(index: int, due: float, sent: float, first: float, error: str | None = None) -> Record:
     times = [] if error else [first, first + EACH]
     return Record(index, "chat", due, sent, first + EACH, times, output_tokens=2, error=error)
@@ -96,6 +113,30 @@ def test_a_sharp_limit_is_within_the_bracket(capacity: float, tolerance: float) 
     assert result.missed.sure
     assert result.stopped == ""
     assert [r.rate for r in result.rates] == sorted({rate for rate, _ in server.asked})
+
+
+def test_a_trace_is_replayed_from_end_to_end_at_any_rate() -> None:
+    server = Replaying(until(20))
+    trace = TraceFile("t.csv", speed=3.0, limit=300)
+    aim = Aim(SLO, budget=1e6, arrivals=trace, requests=300)
+    result = search(server.measure, aim, clock=lambda: server.now)
+    assert result.met is not None
+    assert result.missed is not None
+    assert result.met.rate <= 20 < result.missed.rate <= 1.05 * result.met.rate
+    for rate in result.rates:  # but for the last ones, which are drawn
+        assert rate.requests == pytest.approx(300 * rate.trials, rel=0.02)
+
+
+def test_a_trace_that_ends_with_a_burst_is_not_thought_to_go_on_so() -> None:
+    """Half of its requests come in the last tenth of it."""
+    due = [i / 10 for i in range(90)] + [9 + i / 90 for i in range(90)]
+    records = [record(i, at, at, at + 0.1) for i, at in enumerate(due)]
+    for r in records:
+        r.ended = r.due + 2.0
+    trial = Recording(records, Window(0.0, 10.0), 0.0)
+    assert grown(trial) > 0
+    assert not judge(18, [trial], Aim(SLO)).met
+    assert judge(18, [trial], Aim(SLO, arrivals=TraceFile("t.csv"), requests=180)).met
 
 
 @pytest.mark.parametrize("seed", range(5))

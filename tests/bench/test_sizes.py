@@ -21,6 +21,6 @@ def test_sizes_are_those_of_the_prompts(name: str) -> None:
                 words = words[prompt.shape.prefix :]
             assert sizes.shape is prompt.shape
             assert sizes.max_tokens == prompt.max_tokens
-            assert bool(sizes.beginning) == bool(prompt.shape.prefix)
+            assert sum(part.tokens for part in sizes.parts) == prompt.shape.prefix
             assert sizes.words + len(sizes.task.split()) == len(words)
             assert prompt.text.endswith(sizes.task)

@@ -366,3 +366,47 @@ def test_keys_in_a_command_line_are_not_kept() -> None:
     assert without_secrets(command) == [
         "serve", "--api-key", "***", "--hf_token=***", "--max-tokens", "5", "-key", "***", "-c",
     ]  # fmt: skip
+
+
+def test_nothing_is_the_beginning_of_no_id(store: Store) -> None:
+    """`bench rm "$ID"` with a variable that is not set."""
+    result, recording = runs.run(3)
+    store.put(result, recording)
+    with pytest.raises(StoreError, match="there is no result ''"):
+        store.remove("")
+    assert len(store.results()) == 1
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["0001-01-01T00:00:00+00:00", "9999-12-31T23:59:59-12:00", "2026-01-02T03:04:05", "soon"],
+)
+def test_times_that_nothing_was_measured_at(store: Store, said: list[str], when: str) -> None:
+    good = msgspec.json.encode(runs.result())
+    bad = good.replace(b"2026-01-02T03:04:05+00:00", when.encode())
+    _parquet(store.folder / "a.parquet", f"tidemill_result: '{bad.decode()}'")
+    assert store.results() == []
+    assert "a.parquet is damaged" in said[0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"times": [float("nan")]}, {"due": 1e300}, {"ended": float("inf")}, {"output_tokens": -1},
+        {"times": []},
+    ],
+)  # fmt: skip
+def test_records_that_no_request_has(store: Store, fields: dict[str, object]) -> None:
+    result, _ = runs.run(3)
+    id = store.put(result, Recording(runs.recording(1, **fields).records, Window(0, 1), 0.1))
+    with pytest.raises(StoreError, match="times or tokens that no request has"):
+        store.recording(id)
+
+
+def test_a_small_file_with_too_much_in_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, recording = runs.run(30)
+    id = store.put(result, recording)
+    assert store.recording(id) is not None
+    monkeypatch.setattr("tidemill.bench.store._MOST_VALUES", 100)
+    with pytest.raises(StoreError, match="more than a run can have"):
+        store.recording(id)

@@ -6,30 +6,16 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned, http, listing
 from tidemill.bench import targets
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import ENGINES, TargetError
 from tidemill.bench.targets import FULL_LENGTH, GREEDY, choose_model, parse, settle
 
 EVENTS = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
-
-
-def http(body: bytes, kind: str = "application/json", status: str = "200 OK") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def listing(*names: str) -> bytes:
-    return http(json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode())
-
-
-def always(answer: bytes) -> Callable[[socket.socket, int], bool]:
-    return lambda connection, _: connection.sendall(answer) is None
 
 
 def test_urls() -> None:

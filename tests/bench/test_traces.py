@@ -1,4 +1,4 @@
-"""Traces in the columns of Azure and BurstGPT and our own. The rows are made up."""
+"""Traces in the columns of Azure and BurstGPT and our own, and in Mooncake's JSON. All made up."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from statistics import fmean
 import msgspec
 import pytest
 
-from support.canned import canned
+from support.canned import always, canned
 from tidemill.bench import traces
 from tidemill.bench.arrivals import Closed, Gamma, Trace, variation
 from tidemill.bench.client import Endpoint
+from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.run import Plan, run
-from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, replay
-from tidemill.bench.traces import TraceError, TraceFile
-from tidemill.bench.workload import Fixed, Shape, Size, Workload
+from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, prepare_under, replay
+from tidemill.bench.trace_files import TraceError
+from tidemill.bench.traces import TraceFile
+from tidemill.bench.workload import Fixed, Part, Shape, Size, Workload
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -48,6 +50,18 @@ OURS = """timestamp,input_tokens,output_tokens,prefix_group,prefix_tokens
 0.5,80,6,a,60
 1,70,7,,
 1.5,50,8,b,50
+"""
+
+
+MOONCAKE = """\
+{"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 500, "input_length": 1200, "output_length": 6, "hash_ids": [0, 1, 3]}
+
+{"output_length": 7, "timestamp": 500.5, "input_length": 700, "hash_ids": [0, 4], "model": "m"}
+{"timestamp": 2000, "input_length": 30, "output_length": 8, "hash_ids": [5]}
+{"timestamp": 2500, "input_length": 30, "output_length": 9, "hash_ids": [5]}
+{"timestamp": 3000, "input_length": 30, "output_length": 9}
+{"timestamp": 3000, "input_length": 30, "output_length": 0}
 """
 
 
@@ -84,9 +98,10 @@ def test_columns(
 
 def test_prefix_groups(tmp_path: Path) -> None:
     found = traces.read(TraceFile(write(tmp_path, OURS)))
-    assert found.sizes == (
-        Size(100, 5, "a", 60), Size(80, 6, "a", 60), Size(70, 7), Size(50, 8, "b", 50),
-    )  # fmt: skip
+    shared = (Part("a", 60),)
+    # What only one request has is no beginning that is shared.
+    assert found.sizes == (Size(100, 5, shared), Size(80, 6, shared), Size(70, 7), Size(50, 8))
+    assert "trace: 40% of the tokens of prompts are in beginnings that are shared" in found.notes
     workload = Workload((Shape("trace", Fixed(1)),), 3, found.sizes)
     probe, *prompts = [workload.prompt(i).text.split() for i in range(5)]
     assert [len(prompt) for prompt in prompts] == [100, 80, 70, 50]
@@ -97,6 +112,91 @@ def test_prefix_groups(tmp_path: Path) -> None:
     assert workload.prompt(2).max_tokens == 6
     other = Workload((Shape("trace", Fixed(1)),), 4, found.sizes)
     assert other.prompt(1).text.split()[:60] != prompts[0][:60]
+
+
+def test_mooncake_traces(tmp_path: Path) -> None:
+    found = traces.read(TraceFile(write(tmp_path, MOONCAKE, "t.jsonl")))
+    assert found.timestamps == (0, 0.5, 0.5005, 2, 2.5, 3)
+    two, short = (Part("0", 512), Part("1", 512)), (Part("5", 30),)
+    # The last part of a prompt is shorter; that of a prompt that another repeats is shared too.
+    assert found.sizes == (
+        Size(1300, 5, two), Size(1200, 6, two), Size(700, 7, two[:1]), Size(30, 8, short),
+        Size(30, 9, short), Size(30, 9),
+    )  # fmt: skip
+    assert any("1 rows without tokens" in note for note in found.notes)
+    workload = Workload((Shape("trace", Fixed(1)),), 3, found.sizes)
+    first, second, third, fourth, fifth, sixth = (
+        workload.prompt(i).text.split() for i in range(1, 7)
+    )
+    assert [len(prompt) for prompt in (first, second, third)] == [1300, 1200, 700]
+    assert first[:1024] == second[:1024]
+    assert first[:512] == third[:512]
+    assert first[512:520] != third[512:520]
+    assert first[1024:1032] != second[1024:1032]
+    assert fourth == fifth != sixth
+
+
+def test_mooncake_traces_that_are_scaled_and_cut_still_share(tmp_path: Path) -> None:
+    file = write(tmp_path, MOONCAKE, "t.jsonl")
+    scaled = traces.read(TraceFile(file, scale=0.25)).sizes
+    assert [size.input for size in scaled[:3]] == [325, 300, 175]
+    assert scaled[0].parts == scaled[1].parts == (Part("0", 128), Part("1", 128))
+    assert scaled[2].parts == (Part("0", 128),)
+    cut = traces.read(TraceFile(file, context=1200)).sizes
+    room = int((1200 - 256) / 1.25)
+    assert cut[0] == Size(room - 5, 5, (Part("0", 512), Part("1", room - 5 - 512)))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "is no request of a trace: Object missing required field `timestamp`"),
+        ('{"timestamp": 9e3, "input_length": 9}', "missing required field `output_length`"),
+        ('{"timestamp": "x", "input_length": 9, "output_length": 9}', "Expected `float`"),
+        ('{"timestamp": 9e99, "input_length": 9, "output_length": 9}', "Expected `float` <= "),
+        ('{"timestamp": NaN, "input_length": 9, "output_length": 9}', "is no request of a trace"),
+        ('{"timestamp": 9e3, "input_length": -1, "output_length": 9}', "Expected `int` >= 0"),
+        ('{"timestamp": 9e3, "input_length": 1e9, "output_length": 9}', "input_length"),
+        ('{"timestamp": 9e3, "input_length": 9, "output_length": 9, "hash_ids": [""]}', "hash_ids"),
+        (
+            '{"timestamp": 9e3, "input_length": 512, "output_length": 9, "hash_ids": [1, 2]}',
+            "has 2 hash_ids for 512 tokens: each stands for 512",
+        ),
+        ('{"timestamp": 1, "input_length": 9, "output_length": 9}', "comes before the one above"),
+        ("[" * 100_000, "is no request of a trace"),
+        ("timestamp,input_tokens", "is no request of a trace"),
+        ('{"timestamp": 9e3, "x": "' + "y" * (1 << 20) + '"}', "is too long"),
+    ],
+)  # fmt: skip
+def test_what_is_no_line_of_a_trace(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(TraceError, match=f"t.csv, line 9 .*{re.escape(said)}"):
+        traces.read(TraceFile(write(tmp_path, f"{MOONCAKE}{line}\n")))
+
+
+def test_a_rate_makes_it_faster_or_slower(tmp_path: Path) -> None:
+    file = write(tmp_path, OURS)  # 4 requests in 2 s
+    for rate, speed in ((2.0, 1.0), (5.0, 2.5), (0.5, 0.25)):
+        prepared = prepare(replay(TraceFile(file, rate=rate), None))
+        assert prepared.load == Trace((0.0, 0.5, 1.0, 1.5), speed)
+        assert prepared.scenario.seconds == pytest.approx(4 / rate)
+    assert TraceFile(file, speed=3.0).at(5.0) == TraceFile(file, rate=5.0)
+    with pytest.raises(ValueError, match="speed or rate, not both"):
+        TraceFile(file, speed=3.0, rate=5.0)
+    at_once = write(tmp_path, "timestamp,input_tokens,output_tokens\n1,2,3\n1,2,3\n", "once.csv")
+    with pytest.raises(TraceError, match="all requests came at once, which is no rate"):
+        traces.read(TraceFile(at_once, rate=1.0))
+
+
+def test_a_closed_loop_has_a_traces_requests_again_and_again(tmp_path: Path) -> None:
+    scenario = replay(TraceFile(write(tmp_path, OURS)), None)
+    prepared = prepare_under(scenario, Closed(3), 7.0, 2.0, 5)
+    assert prepared.load == prepared.scenario.load == Closed(3)
+    assert (prepared.scenario.seconds, prepared.scenario.warmup) == (7.0, 2.0)
+    assert prepared.context == prepare(scenario).context
+    prompts = [prepared.workload.prompt(i) for i in range(1, 9)]
+    assert [len(p.text.split()) for p in prompts] == [100, 80, 70, 50] * 2
+    assert prompts[0].text != prompts[4].text
+    assert [p.max_tokens for p in prompts[:4]] == [5, 6, 7, 8]
 
 
 def test_what_failed_when_it_was_recorded_is_left_out_and_said(tmp_path: Path) -> None:
@@ -142,9 +242,9 @@ def test_lengths_are_made_to_fit_and_it_is_said(tmp_path: Path) -> None:
     both = traces.read(TraceFile(long, context=2048, limit=1)).sizes
     assert both == (Size(room // 2, room - room // 2),)
     prefixes = traces.read(TraceFile(write(tmp_path, OURS), scale=0.5)).sizes
-    assert prefixes[0] == Size(50, 2, "a", 30)
+    assert prefixes[0] == Size(50, 2, (Part("a", 30),))
     tight = traces.read(TraceFile(write(tmp_path, OURS.replace("100,5", "900,5")), context=513))
-    assert tight.sizes[0] == Size(200, 5, "a", 60)
+    assert tight.sizes[0] == Size(200, 5, (Part("a", 60),))
 
 
 def test_what_was_replayed_can_be_recognised(tmp_path: Path) -> None:
@@ -308,7 +408,7 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n"
     prepared = prepare(replay(TraceFile(write(tmp_path, OURS), speed=5.0), None))
     assert isinstance(prepared.load, Trace)
-    with canned(lambda c, _: c.sendall(head % len(events) + events) is None) as server:
+    with canned(always(head % len(events) + events)) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=prepared.workload, load=prepared.load,
             seconds=prepared.scenario.seconds, warmup=prepared.scenario.warmup,
@@ -323,3 +423,23 @@ def test_requests_are_sent_as_they_were_recorded(tmp_path: Path) -> None:
         body = json.loads(request.partition(b"\r\n\r\n")[2])
         sent[body["max_tokens"]] = len(body["messages"][0]["content"].split())
     assert sent == {5: 100, 6: 80, 7: 70, 8: 50}
+
+
+@pytest.mark.parametrize("speed", [1.0, 1e6])
+def test_requests_that_came_at_once(tmp_path: Path, speed: float) -> None:
+    """A window has some length, however short they make it: it is divided by."""
+    path = tmp_path / "once.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n" + "5,3,2\n" * 3)
+    found = prepare(replay(TraceFile(str(path), speed=speed), None))
+    assert found.scenario.seconds == MIN_SECONDS
+    assert isinstance(found.load, Trace)
+    assert [*found.load.due(random.Random(0))] == [0, 0, 0]
+
+
+def test_lengths_that_no_model_has_room_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text("timestamp,input_tokens,output_tokens\n5,300000,2\n")
+    with pytest.raises(TraceError, match="a request of 300002000000 tokens"):
+        traces.read(TraceFile(str(path), scale=1e6))
+    (size,) = traces.read(TraceFile(str(path), scale=1e6, context=4000)).sizes
+    assert size.input + size.output < 4000

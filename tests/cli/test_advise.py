@@ -310,3 +310,12 @@ def test_leaving_the_interview() -> None:
         terminal.send("\x03")  # Ctrl-C
         assert terminal.finish() == 130
         assert "Traceback" not in terminal.text
+
+
+def test_where_answers_are_to_go_is_tried_before_they_are_asked(tmp_path: Path) -> None:
+    """Nobody answers thirty questions for nothing."""
+    with Terminal(
+        ["advise", "--write-answers", str(tmp_path / "no" / "case.toml")], {}
+    ) as terminal:
+        terminal.expect(r"No such file")
+        assert "Enter takes the value" not in terminal.text

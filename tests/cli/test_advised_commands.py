@@ -80,7 +80,3 @@ def test_every_engine_can_be_measured_under_every_workload(engine: Engine) -> No
 def test_the_bench_starts_those_that_are_said_to_be_started() -> None:
     assert set(STARTED) == set(ENGINES) & {engine.id for engine in SERVED}
     assert MOST_AT_ONCE == MAX_CONCURRENCY
-
-
-def test_workloads_are_scenarios() -> None:
-    assert set(WORKLOADS) <= set(known.names())

@@ -17,8 +17,10 @@ import pytest
 from support import fake_llama_server
 from support.canned import canned
 from support.mine import MINE, SLO
-from tidemill.bench.result import Result
+from tidemill.bench.arrivals import Closed
+from tidemill.bench.result import Result, Server
 from tidemill.bench.run import Progress
+from tidemill.bench.traces import TraceFile
 from tidemill.cli import bench_progress
 from tidemill.cli.bench_progress import BenchProgress, line
 
@@ -91,12 +93,29 @@ def test_a_trace_takes_the_place_of_a_load(
     assert result.scenario.timeout == 60
 
 
+def test_a_trace_at_a_rate(tidemill: Tidemill, url: str, trace: Path) -> None:
+    done = bench(tidemill, "run", url, "--trace", trace, "--rate", 20, "--json", "-", "--no-keep")
+    assert done.returncode == 0, done.stderr
+    (result,) = results(done.stdout)
+    assert result.summary is not None
+    assert result.summary.requests == 4
+    assert result.summary.seconds == pytest.approx(4 / 20)  # it was 4 requests in 8/3 s
+    assert any("13.33 times as fast" in note for note in result.notes)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--trace", "none.csv"), "none.csv: No such file"),
         (("--trace", "."), "directory"),
-        (("--trace", "TRACE", "--rate", 3), "only one of them"),
+        (
+            ("--trace", "TRACE", "--concurrency", 3),
+            "--concurrency is not for a --rate or a --trace",
+        ),
+        (
+            ("--trace", "TRACE", "--rate", 3, "--speed", 2),
+            "--speed is for a --trace without --rate",
+        ),
         (("--speed", 3, "--scenario", "rag"), "--speed is for a --trace"),
         (("--from", 3, "--scenario", "rag"), "--from is for a --trace"),
         (("--trace", "TRACE", "--from", 3, "--to", 3), "nothing in it"),
@@ -160,6 +179,38 @@ def test_a_search_of_what_meets_nothing(tidemill: Tidemill, url: str, mine: Path
     assert done.returncode == 1
     assert "even if there is but one at a time" in done.stdout
     assert "no rate was found at which ttft=1e-06 is met" in done.stderr
+
+
+def test_a_search_with_a_trace(tidemill: Tidemill, url: str, trace: Path, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    done = bench(
+        tidemill, "search", url, "--trace", trace, "--slo", "ttft=50", "--attain", 0.5,
+        "--max-rate", 40, "--json", file, "--no-keep",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "highest that meets it: 40 requests/s: met" in done.stdout
+    alone, *points = results(file.read_text())
+    assert alone.scenario.load == Closed(1)
+    for point in points:
+        assert point.summary is not None
+        assert point.summary.requests == 4  # all of it at each rate
+        assert isinstance(point.scenario.load, TraceFile)
+        assert point.summary.seconds == pytest.approx(4 / (point.scenario.load.rate or 0))
+    no_waiting = bench(tidemill, "search", url, "--trace", trace, "--slo", "tpot=1")
+    assert no_waiting.returncode == 2
+    assert "only a limit for ttft or e2e says how long" in no_waiting.stderr
+
+
+def test_a_curve_with_a_trace(tidemill: Tidemill, url: str, trace: Path) -> None:
+    for loads, first, last in (
+        (("--rates", "20,40"), "20/s", "40/s"),
+        (("--concurrency", "1,3", "--seconds", "0.2"), "1 at a time", "3 at a time"),
+    ):
+        done = bench(tidemill, "curve", url, "--trace", trace, "--no-keep", *loads)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[1].strip().startswith(first)
+        assert lines[2].strip().startswith(last)
 
 
 @pytest.mark.parametrize(
@@ -234,9 +285,12 @@ def test_an_engine_is_started_once_with_slots_for_all(
     [
         ("search", ("--scenario", "offline-batch"), "has no SLO"),
         ("search", ("--scenario", "cold-start"), "no other rates"),
+        ("search", ("--limit", "3", "--scenario", "rag"), "--limit is for a --trace"),
+        ("search", ("--trace", "none.csv", "--slo", "ttft=1"), "none.csv: No such file"),
         ("search", ("--scenario", "rag", "--attain", "1"), "--attain"),
         ("search", ("--scenario", "rag", "--tolerance", "0"), "--tolerance"),
         ("search", (), "--scenario"),
+        ("curve", (), "--scenario, or a --trace"),
         ("curve", ("--scenario", "rag", "--rates", "1,x"), "--rates"),
         ("curve", ("--scenario", "rag", "--rates", "0"), "--rates"),
         ("curve", ("--scenario", "rag", "--rates", "nan"), "--rates"),
@@ -304,3 +358,87 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == err.count("mine: measuring 42 s") == 2
+
+
+# ---- what is broken off
+
+
+def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the run after so many."""
+    measure = Server.measure
+    done: list[int] = []
+
+    def counted(self: Server, *arguments: Any) -> Any:
+        if len(done) == count:
+            raise KeyboardInterrupt
+        done.append(1)
+        return measure(self, *arguments)
+
+    monkeypatch.setattr(Server, "measure", counted)
+
+
+def test_a_curve_that_is_broken_off_leaves_its_points(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_after(2, monkeypatch)
+    file = tmp_path / "out.json"
+    done = bench(
+        tidemill, "curve", url, "--scenario", mine, "--concurrency", "1,2,3", "--seconds", 0.2,
+        "--json", file,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "broken off after 2 runs:" in done.stderr
+    assert [line.split()[:4] for line in done.stdout.splitlines()[1:3]] == [
+        ["1", "at", "a", "time"], ["2", "at", "a", "time"],
+    ]  # fmt: skip
+    assert len(results(file.read_text())) == 2
+    kept = tidemill("bench", "results", "--json")
+    assert len(results(kept.stdout)) == 2
+
+
+def test_runs_that_are_broken_off_leave_what_was_measured(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_after(1, monkeypatch)
+    other = tmp_path / "other.toml"
+    other.write_text(MINE)
+    done = bench(
+        tidemill, "run", url, "--scenario", mine, "--scenario", other, "--json", "-", "--no-keep"
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert len(results(done.stdout)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--seed", 10**30], "is not in the range"),
+        (["--limit", 10**30, "--trace", "t.csv"], "is not in the range"),
+        (["--seconds", 1e-9], "is not in the range"),
+        (["--timeout", "nan"], "nan"),
+        (["--rate", 5e-324], "is not in the range"),
+        (["--name", "\udcff"], "not valid"),
+        (["--model", "\udcff"], "not valid"),
+        (["--trace", "\udcff.csv"], "not valid"),
+        (["--engine-args", "\udcff"], "not valid"),
+    ],
+)
+def test_numbers_and_texts_that_can_be_none(
+    tidemill: Tidemill, mine: Path, arguments: list[object], said: str
+) -> None:
+    """They are refused before anything is started."""
+    done = bench(tidemill, "run", "http://127.0.0.1:9", "--scenario", mine, *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_scenario_whose_trace_is_not_there_keeps_none_from_it(
+    tidemill: Tidemill, url: str, mine: Path, tmp_path: Path
+) -> None:
+    lost = tmp_path / "lost.toml"
+    lost.write_text('name = "lost"\nsummary = "s"\n[load]\nkind = "trace"\nfile = "none.csv"\n')
+    done = bench(tidemill, "run", url, "--scenario", lost, "--scenario", mine, "--no-keep")
+    assert done.returncode == 1
+    assert "lost: not measured: " in done.stderr
+    assert "none.csv: No such file" in done.stderr
+    assert "mine · http" in done.stdout

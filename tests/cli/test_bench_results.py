@@ -14,6 +14,7 @@ import pytest
 from support import runs
 from support.canned import canned
 from support.mine import MINE
+from tidemill.bench.result import Measured
 from tidemill.bench.store import Store
 
 Tidemill = Callable[..., Any]  # see conftest.py
@@ -169,3 +170,33 @@ def test_names_that_are_wrong(tidemill: Tidemill, store: Store) -> None:
     assert id in listed.stdout
     assert tidemill("bench", "compare", id, "rag", "--force").returncode == 0
     assert tidemill("bench", "rm", "bad").stdout == "bad: removed\n"
+
+
+def test_the_same_id_twice_is_one(tidemill: Tidemill, store: Store) -> None:
+    id = store.put(*runs.run(3))
+    done = tidemill("bench", "rm", id, id[:-1])
+    assert (done.returncode, done.stdout) == (0, f"{id}: removed\n")
+    assert store.results() == []
+    assert "there is no result ''" in tidemill("bench", "rm", "").stderr
+
+
+def test_results_of_an_address_as_it_was_given(tidemill: Tidemill, store: Store) -> None:
+    result, recording = runs.run(3)
+    result.target = Measured(url="http://127.0.0.1:9/v1", model="m")
+    id = store.put(result, recording)
+    for target in ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "HTTP://key@127.0.0.1:9/v1"):
+        assert id in tidemill("bench", "results", "--target", target).stdout
+    assert "nothing" in tidemill("bench", "results", "--target", "http://127.0.0.1:8").stdout
+    assert "is no URL" in tidemill("bench", "results", "--target", "http://:x").stderr
+
+
+def test_what_a_terminal_must_not_be_shown(tidemill: Tidemill, store: Store) -> None:
+    """Results may come from others."""
+    result, recording = runs.run(3)
+    result.target = Measured(url="http://127.0.0.1:9/v1", model="m\x1b[2J\x9b31m\u202e")
+    result.name, result.notes = "a\x1b[31m", ["b\x1b]0;owned\x07"]
+    id = store.put(result, recording)
+    for command in (["results"], ["show", id], ["compare", id, id]):
+        done = tidemill("bench", *command)
+        assert done.returncode == 0, done.stderr
+        assert set("\x1b\x07\x9b\u202e").isdisjoint(done.stdout)

@@ -168,6 +168,7 @@ def test_tools_are_called_on_tidemill(
     assert found["summary"]["errors"] == {}
     assert sum(found["summary"]["verdicts"].values()) == found["summary"]["good"] > 0
     assert found["target"]["extra"] == {"temperature": 0}  # the model ends what is checked
+    assert found["target"]["arguments"] == ["--context", "1000"]
 
 
 def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, mine: Path) -> None:
@@ -181,6 +182,7 @@ def test_llama_cpp_is_started_and_measured(tidemill: Tidemill, tmp_path: Path, m
     assert done.returncode == 0, done.stderr
     assert "mine · llama.cpp 4711 (abcdef) · " in done.stdout
     assert json.loads((tmp_path / "told.json").read_text())[-2:] == ["-fa", "on"]
+    assert " · with -fa on\n" in done.stdout
     assert "note: llama.cpp does not tell tenants apart: to it they were one" in done.stdout
 
 

@@ -12,12 +12,13 @@ from tidemill.advise.answers import Answers, from_values
 from tidemill.advise.evidence import Evidence
 from tidemill.advise.facts import load_engines
 from tidemill.advise.flow import Part
+from tidemill.advise.questions import kind_of_processor
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import Slo, Summary
 from tidemill.bench.result import Machine, Measured, Result
 from tidemill.bench.statistics import Estimate
-from tidemill.cli.kept_results import KeptResults, called, kind_of_processor
+from tidemill.cli.kept_results import KeptResults, called
 
 X86 = Machine("A CPU", "x86_64", 2, 8 << 30, "Linux 6.1", "3.11.9")
 PART = Part("local", "servers", False, "")

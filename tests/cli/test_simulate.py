@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,51 +9,16 @@ from typing import Any
 
 import pytest
 
-from tidemill.engine.step_time import attended
-from tidemill.simulate.base import StepWork
-from tidemill.simulate.calibration import (
-    Calibration,
-    EngineLimits,
-    Limits,
-    Machine,
-    Point,
-    fit_points,
-    save,
-)
+from support import calibrations
+from tidemill.simulate.calibration import save
 from tidemill.simulate.proof import Proof, keep_proof
 
 Tidemill = Callable[..., Any]  # see conftest.py
 
 
-def seconds(work: StepWork) -> float:
-    return 2e-3 + 1e-4 * (work.prompt_tokens + work.decodes) + 2e-4 * work.rows
-
-
 @pytest.fixture
 def calibration(tmp_path: Path) -> Path:
-    works = [StepWork(n, attended(0, n), 0, 0, 1) for n in (1, 2, 8, 32, 128, 512)]
-    works += [StepWork(0, 0, n, n * c, n) for n in (1, 4, 16, 64) for c in (32, 512)]
-    points = [
-        Point(
-            prompt_tokens=w.prompt_tokens, prompt_context=w.prompt_context, decodes=w.decodes,
-            decode_context=w.decode_context, rows=w.rows, seconds=seconds(w), spread=0.01,
-            repeats=5,
-        )
-        for w in works
-    ]  # fmt: skip
-    marked, fit = fit_points(points)
-    made = Calibration(
-        model="no-such-model", identity=None, weights=["Q4_1"],
-        machine=Machine(cpu="Some CPU", architecture="x86_64", cores=2, memory=None),
-        threads=2, version="0", made=datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC),
-        limits=Limits(bytes_per_second=1e10, products_per_second={"Q4_1": 1e10}),
-        engine=EngineLimits(
-            max_context=8192, max_sequences=64, max_batch_tokens=512, max_prefill_tokens=256,
-            n_blocks=3000, block_size=16, kv_dtype="f16",
-        ),
-        points=marked, fit=fit,
-    )  # fmt: skip
-    return save(made, tmp_path / "calibration.json")
+    return save(calibrations.calibration("no-such-model"), tmp_path / "calibration.json")
 
 
 def run(tidemill: Tidemill, *arguments: object) -> Any:
@@ -86,6 +50,19 @@ def test_data_sheets(tidemill: Tidemill) -> None:
     assert done.returncode == 0, done.stderr
     assert "rag · 2 x h100-sxm, llama-3.1-8b" in done.stdout
     assert "over step times computed from: data sheets" in done.stdout
+    assert "before its first step a request takes 3.4 ms, and 2.2 us for each token" in done.stdout
+
+
+def test_a_front_end_that_is_known_better(tidemill: Tidemill, calibration: Path) -> None:
+    asked = ("--calibration", calibration, "--seconds", 20, "--no-bands", "--json")
+    before, given = (
+        json.loads(run(tidemill, *asked, *more).stdout)["prediction"]
+        for more in ((), ("--front-end", 250))
+    )
+    first = [found["figures"]["ttft.p50"]["value"] for found in (before, given)]
+    assert first[1] - first[0] >= 0.24
+    assert before["front"] == "0 ms (left out)"
+    assert given["front"] == "250 ms (as given)"
 
 
 def test_everything_at_once_as_json(tidemill: Tidemill, calibration: Path) -> None:
@@ -135,8 +112,14 @@ def test_nothing_measured_yet(tidemill: Tidemill) -> None:
         (["--autoscale", "x"], "'x' is not like 2:10"),
         (["--failures", "often"], "'often' is not like mtbf=86400"),
         (["--failures", "mttr=5"], "mtbf, the mean seconds"),
-        (["--failures", "mtbf=0"], "between failures must be positive"),
-        (["--failures", "mtbf=nan"], "between failures must be positive"),
+        (["--failures", "mtbf=0"], "between failures must be 1 s at least"),
+        (["--failures", "mtbf=nan"], "between failures must be 1 s at least"),
+        (["--failures", "mtbf=1e-9,mttr=0,start=0"], "between failures must be 1 s at least"),
+        (["--load-profile", "0=1,nan=2"], "each point comes after the one before"),
+        (["--load-profile", "0=1/1e-300"], "the period of a profile is longer than"),
+        (["--load-profile", "0=1e300"], "more than can be simulated"),
+        (["--rate", "1e6", "--seconds", "1e6"], "more than can be simulated"),
+        (["--seed", str(10**30)], "is not in the range"),
         (["--load-profile", "1"], "'1' is not like 0=1"),
         (["--load-profile", "0=1,5=inf"], "factors of a profile are from 0 on"),
         (["--load-profile", "0=1", "--concurrency", "2"], "only a rate can follow a profile"),
@@ -169,3 +152,37 @@ def test_what_does_not_fit(tidemill: Tidemill) -> None:
     done = run(tidemill, "--hardware", "rtx-4090", "--model", "llama-3.1-70b")
     assert done.returncode == 1
     assert "does not fit" in done.stderr
+
+
+ROWS = "timestamp,input_tokens,output_tokens\n" + "".join(f"{i},900,20\n" for i in range(30))
+
+
+@pytest.mark.parametrize("given", [["--hardware", "h100-sxm", "--model", "llama-3.1-8b"], []])
+def test_a_trace_has_the_context_and_the_shapes_of_its_requests(
+    tidemill: Tidemill, calibration: Path, tmp_path: Path, given: list[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(ROWS)
+    shapes = "".join(
+        f'[[shapes]]\nname = "{name}"\ninput = {{ kind = "fixed", tokens = 5 }}\n' for name in "ab"
+    )
+    for text in (shapes, ""):
+        file = tmp_path / "mine.toml"
+        file.write_text(
+            'name = "mine"\nsummary = "s"\n[load]\nkind = "trace"\nfile = "t.csv"\n' + text
+        )
+        given = given or ["--calibration", str(calibration)]
+        done = run(tidemill, "--scenario", file, *given, "--no-bands", "--json")
+        assert done.returncode == 0, done.stderr
+        prediction = json.loads(done.stdout)["prediction"]
+        assert prediction["summary"]["errors"] == {}
+        assert prediction["summary"]["mean_prompt_tokens"] > 890
+        assert prediction["by_shape"] == {}
+
+
+def test_a_load_that_does_not_come_is_said(tidemill: Tidemill) -> None:
+    done = run(
+        tidemill, "--hardware", "h100-sxm", "--model", "llama-3.1-8b", "--rate", 1e-6,
+        "--replicas", 2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "INVALID: no request was due in the window" in done.stdout

@@ -51,6 +51,17 @@ def test_a_report_and_the_scenarios_own_load(tidemill: Tidemill) -> None:
     assert markdown.stdout.startswith("# What it takes: llama-3.1-8b, short-chat")
 
 
+def test_a_front_end_that_is_known_better(tidemill: Tidemill) -> None:
+    asked = (*CASE, *FAST, "--peak-concurrency", "400", "--slo", "ttft=1,tpot=0.1", "--json")
+    assumed, given = (
+        json.loads(tidemill(*asked, *more).stdout)["options"][0]["front_end"]
+        for more in ((), ("--front-end", "7"))
+    )
+    assert (assumed["request"], assumed["prompt_token"]) == (0.0034, 2.2e-6)
+    assert "vLLM" in assumed["source"]
+    assert given == {"request": 0.007, "prompt_token": 0.0, "source": "as given"}
+
+
 def test_an_slo_that_nobody_meets(tidemill: Tidemill) -> None:
     done = tidemill(*CASE, *FAST, "--slo", "ttft=0.000001")
     assert done.returncode == 1
@@ -68,8 +79,8 @@ def test_an_slo_that_nobody_meets(tidemill: Tidemill) -> None:
         (["--peak", "2"], "--peak is for --requests-per-day"),
         (["--slo", "ttft=-1"], "ttft must be more than 0 seconds"),
         (["--slo", "fast"], "is not like ttft=0.5,tpot=0.05"),
-        (["--bits", "5"], "'5' is not 4, 8, 16"),
-        (["--bits", ""], "is not 4, 8, 16"),
+        (["--bits", "5"], "'5' is not one of '4', '8', '16'"),
+        (["--bits", "4,"], "'' is not one of '4', '8', '16'"),
         (["--price", "h100-sxm"], "is not like h100-sxm=2.5/h"),
         (["--price", "h100-sxm=free"], "is not like h100-sxm=2.5/h"),
         (["--price", "h100-sxm=-1"], "is not like h100-sxm=2.5/h"),

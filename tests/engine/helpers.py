@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -150,3 +151,9 @@ def make_engine(
         runner, tokenizer, EngineConfig(**config), entropy=entropy, proposer=proposer, clock=clock,
         tier=tier,
     )  # fmt: skip
+
+
+def prompt_of(n: int, seed: int = 0, vocab: int = 40) -> list[int]:
+    """``n`` random token ids."""
+    rng = random.Random(seed)
+    return [rng.randrange(vocab) for _ in range(n)]

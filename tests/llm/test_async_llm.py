@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from llm.helpers import GREEDY, PROMPTS
 from tidemill import LLM, AsyncLLM, SamplingParams
 from tidemill.llm import QueueFullError, RequestOutput
 
 T = TypeVar("T")
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-PROMPTS = ["Hello", "The sky is", "One two three four five six seven eight nine ten", "x"]
 
 
 @pytest.fixture(scope="module")

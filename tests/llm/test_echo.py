@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from tidemill.llm import CompletionOutput, RequestOutput
 
 PROMPT = "The sky is"
 BASE: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def llm(tiny_chat_model: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_chat_model), max_sequences=8, threads=1) as model:
-        yield model
 
 
 def both(llm: LLM, prompt: Any = PROMPT, **params: Any) -> tuple[RequestOutput, RequestOutput]:

@@ -20,14 +20,6 @@ def server(tiny_chat_model: Path) -> Iterator[Server]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    from support.browsing import browsing
-
-    with browsing() as found:
-        yield found
-
-
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
     """The server's page, with the model chosen."""

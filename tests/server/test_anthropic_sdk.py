@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from support.serving import Server, events_of, serving
+from support.serving import Server, events_of, openai_text, serving
 from tidemill.server.keys import digest_of
 
 # The tiny model's greedy answer to this does not repeat itself.
@@ -27,14 +27,6 @@ REQUEST: Any = {
 def client(server: Server) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as found:
         yield found
-
-
-def openai_text(server: Server, messages: Any, **options: Any) -> str:
-    """What the OpenAI route answers to the same."""
-    body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, **options}
-    status, answer = server.post("/v1/chat/completions", body)
-    assert status == 200, answer
-    return str(answer["choices"][0]["message"]["content"])
 
 
 @pytest.fixture(scope="module")

@@ -79,11 +79,18 @@ def parts() -> tuple[Connection, Transport, Loop]:
 Parts = tuple[Connection, Transport, Loop]
 
 
-def test_a_reader_may_be_slow_but_not_stand_still(parts: Parts) -> None:
+@pytest.fixture
+def answered(parts: Parts) -> Parts:
+    """The head of a request has arrived, and its answer is to be read."""
     connection, transport, loop = parts
-    loop.timers.clear()  # as if the head of a request had arrived
+    loop.timers.clear()
     transport.unread = 100 * KIB
     connection.pause_writing()
+    return parts
+
+
+def test_a_reader_may_be_slow_but_not_stand_still(answered: Parts) -> None:
+    _, transport, loop = answered
     for left in (84, 60, 44):
         transport.unread = left * KIB
         loop.pass_time()
@@ -92,21 +99,15 @@ def test_a_reader_may_be_slow_but_not_stand_still(parts: Parts) -> None:
     assert transport.aborted
 
 
-def test_a_few_bytes_now_and_then_are_no_reading(parts: Parts) -> None:
-    connection, transport, loop = parts
-    loop.timers.clear()  # as if the head of a request had arrived
-    transport.unread = 100 * KIB
-    connection.pause_writing()
+def test_a_few_bytes_now_and_then_are_no_reading(answered: Parts) -> None:
+    _, transport, loop = answered
     transport.unread -= 1
     loop.pass_time()
     assert transport.aborted
 
 
-def test_whoever_has_read_is_left_alone(parts: Parts) -> None:
-    connection, transport, loop = parts
-    loop.timers.clear()  # as if the head of a request had arrived
-    transport.unread = 100 * KIB
-    connection.pause_writing()
+def test_whoever_has_read_is_left_alone(answered: Parts) -> None:
+    connection, transport, loop = answered
     transport.unread = 0
     connection.resume_writing()
     loop.pass_time()
@@ -124,12 +125,9 @@ def test_a_head_that_does_not_arrive(parts: Parts) -> None:
     assert transport.aborted
 
 
-def test_the_end_of_an_answer_is_to_be_read_too(parts: Parts) -> None:
-    connection, transport, loop = parts
-    loop.timers.clear()  # as if the head of a request had arrived
+def test_the_end_of_an_answer_is_to_be_read_too(answered: Parts) -> None:
+    connection, transport, loop = answered
     connection.cycle = SimpleNamespace(response_complete=True)  # type: ignore[assignment]
-    transport.unread = 100 * KIB  # all of the answer at once
-    connection.pause_writing()
     connection.on_response_complete()
     transport.unread = 10 * KIB
     connection.resume_writing()

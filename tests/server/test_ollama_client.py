@@ -11,7 +11,7 @@ import gguf
 import ollama
 import pytest
 
-from support.serving import Server, by_key, serving, until, write_keys
+from support.serving import Server, by_key, openai_text, serving, until, write_keys
 from support.tiny_chat_model import TEMPLATE, write_chat_model
 
 # The tiny model's greedy answer to this does not repeat itself.
@@ -26,14 +26,6 @@ ENDLESS: Any = [{"role": "user", "content": "What is the sea?"}]
 @pytest.fixture(scope="module")
 def client(server: Server) -> ollama.Client:
     return ollama.Client(host=server.url)
-
-
-def openai_text(server: Server, messages: Any, **options: Any) -> str:
-    """What the OpenAI route answers to the same."""
-    body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, **options}
-    status, answer = server.post("/v1/chat/completions", body)
-    assert status == 200, answer
-    return str(answer["choices"][0]["message"]["content"])
 
 
 @pytest.fixture(scope="module")

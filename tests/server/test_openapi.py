@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+from starlette.routing import compile_path
 
 from support.serving import Server
 from tidemill.server.openapi import describe
@@ -58,12 +59,10 @@ def test_bodies_have_all_their_fields(description: Any) -> None:
 
 
 def test_every_path_is_answered(server: Server) -> None:
-    """None of them is an error of the server's, whatever it is asked with."""
     for operation in OPERATIONS:
         path = re.sub(r"\{(\w+)(:\w+)?\}", "nobody", operation.path)
         body = None if operation.method == "GET" else b"{}"
         status, _, _ = server.request(operation.method, path, body)
-        assert status < 500, (operation.method, path, status)
         assert status in (200, 400, 404), (operation.method, path, status)
 
 
@@ -78,7 +77,7 @@ def test_it_is_served_and_can_be_read(server: Server) -> None:
 
 def test_more_specific_paths_come_first() -> None:
     """A model's name may have slashes: what comes after it must be looked for before."""
-    paths = [operation.path for operation in OPERATIONS]
-    assert paths.index("/admin/models/{model:path}/load") < paths.index(
-        "/admin/models/{model:path}"
-    )
+    patterns = {operation.path: compile_path(operation.path)[0] for operation in OPERATIONS}
+    for path in patterns:
+        asked = re.sub(r"\{\w+(:path)?\}", lambda found: "a/b" if found[1] else "a", path)
+        assert next(p for p, pattern in patterns.items() if pattern.match(asked)) == path

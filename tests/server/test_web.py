@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from support.serving import Server
+from tidemill import presentation
 from tidemill.server import web
 
-FOLDER = Path(web.__file__).parent
-FILES = sorted(path.name for path in FOLDER.iterdir() if path.is_file() and path.suffix != ".py")
+FILES = {
+    path.name: path
+    for room in (web, presentation)
+    for path in sorted(Path(room.__file__).parent.iterdir())
+    if path.is_file() and path.suffix != ".py"
+}
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -24,7 +29,7 @@ TYPES = {
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_is_served_as_what_it_is(server: Server, name: str) -> None:
     status, headers, body = server.request("GET", f"/web/{name}")
-    assert (status, body) == (200, (FOLDER / name).read_bytes())
+    assert (status, body) == (200, FILES[name].read_bytes())
     assert headers["content-type"] == TYPES[Path(name).suffix]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["cache-control"] == "no-cache"
@@ -32,7 +37,7 @@ def test_every_file_is_served_as_what_it_is(server: Server, name: str) -> None:
 
 def test_the_page_is_at_the_root(server: Server) -> None:
     status, headers, body = server.request("GET", "/")
-    assert (status, body) == (200, (FOLDER / "index.html").read_bytes())
+    assert (status, body) == (200, FILES["index.html"].read_bytes())
     assert headers["content-type"] == "text/html; charset=utf-8"
     status, headers, nothing = server.request("HEAD", "/")
     assert (status, nothing, headers["content-length"]) == (200, b"", str(len(body)))
@@ -48,7 +53,7 @@ def test_a_copy_that_is_still_right_is_not_sent_again(server: Server) -> None:
         assert "content-length" not in again
     for other in ('"other"', tag.strip('"')):
         status, _, body = server.request("GET", "/web/app.js", None, {"If-None-Match": other})
-        assert (status, body) == (200, (FOLDER / "app.js").read_bytes())
+        assert (status, body) == (200, FILES["app.js"].read_bytes())
     assert len({server.request("GET", f"/web/{name}")[1]["etag"] for name in FILES}) == len(FILES)
 
 
@@ -69,13 +74,12 @@ def test_the_policy_lets_nothing_in(server: Server) -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    known = set(FILES)
-    for name in FILES:
-        text = (FOLDER / name).read_text()
+    for name, path in FILES.items():
+        text = path.read_text()
         for address in re.findall(r"https?://[\w./-]+", text):
             assert address == "http://www.w3.org/2000/svg"  # a name, not a place
         for used in re.findall(r'(?:from "\./|(?:src|href)="web/)([^"]+)"', text):
-            assert used in known, f"{name} uses {used}"
+            assert used in FILES, f"{name} uses {used}"
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text
         )

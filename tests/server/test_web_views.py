@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
-from support.browsing import answering, chosen, finished, page_of, send
+from support.browsing import accessible, answering, chosen, finished, page_of, send
 from support.serving import Server
 
 DOCUMENT = """# Title
@@ -227,11 +226,6 @@ def test_everybody_can_use_it(browser: Browser, server: Server, width: int, sche
         expect(page.locator(".state")).to_have_text("Ready")
         fits(page)
         accessible(page)
-
-
-def accessible(page: Page) -> None:
-    found = Axe().run(page)
-    assert found.violations_count == 0, found.generate_report()
 
 
 def fits(page: Page) -> None:

@@ -10,15 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from support.calibrations import calibration, points, seconds
 from tidemill.engine.step_time import attended
 from tidemill.simulate.base import StepWork
 from tidemill.simulate.calibration import (
     Calibration,
     CalibrationError,
-    EngineLimits,
-    Limits,
-    Machine,
-    Point,
     Served,
     calibrated,
     fit_points,
@@ -29,42 +26,12 @@ from tidemill.simulate.calibration import (
 )
 
 
-def seconds(work: StepWork) -> float:
-    n = work.prompt_tokens + work.decodes
-    return 2e-3 + 1e-4 * n + 2e-4 * work.rows + 1e-8 * work.prompt_context
-
-
-def points() -> list[Point]:
-    works = [
-        StepWork(n, attended(0, n), 0, 0, rows) for n in (1, 2, 8, 32, 128, 512) for rows in (0, 1)
-    ]
-    works += [StepWork(0, 0, n, n * c, n) for n in (1, 4, 16, 64) for c in (32, 512)]
-    return [
-        Point(
-            prompt_tokens=w.prompt_tokens, prompt_context=w.prompt_context, decodes=w.decodes,
-            decode_context=w.decode_context, rows=w.rows, seconds=seconds(w), spread=0.01,
-            repeats=5,
-        )
-        for w in works
-    ]  # fmt: skip
-
-
 @pytest.fixture
 def made() -> Calibration:
-    marked, fit = fit_points(points())
-    return Calibration(
-        model="dir/smollm2", identity="abc", weights=["Q4_1"],
-        machine=Machine(cpu="Some CPU", architecture="x86_64", cores=2, memory=8 << 30),
-        threads=2, version="0.1.0",
-        made=datetime.datetime(2026, 11, 30, 12, tzinfo=datetime.UTC),
-        limits=Limits(bytes_per_second=1e10, products_per_second={"F32": 1e10, "Q4_1": 5e10}),
-        engine=EngineLimits(
-            max_context=8192, max_sequences=64, max_batch_tokens=512, max_prefill_tokens=256,
-            n_blocks=3000, block_size=16, kv_dtype="f16",
-        ),
-        points=marked, fit=fit,
-        served=Served(per_request=4e-3, per_step=3e-4, per_token=2e-5, spread=0.1),
-    )  # fmt: skip
+    served = Served(
+        per_request=4e-3, per_prompt_token=5e-6, per_step=3e-4, per_token=2e-5, spread=0.1
+    )
+    return calibration("dir/smollm2", served)
 
 
 def test_what_is_written_is_read_again(made: Calibration, tmp_path: Path) -> None:
@@ -75,7 +42,8 @@ def test_what_is_written_is_read_again(made: Calibration, tmp_path: Path) -> Non
 def test_a_replica_costs_what_was_measured_and_what_its_server_adds(made: Calibration) -> None:
     spec = calibrated(made, hour=0.5)
     assert (spec.n_blocks, spec.max_sequences, spec.max_prefill_tokens) == (3000, 64, 256)
-    assert (spec.request_seconds, spec.hour, spec.devices) == (4e-3, 0.5, 1)
+    assert (spec.hour, spec.devices) == (0.5, 1)
+    assert spec.front.seconds(100) == pytest.approx(4e-3 + 100 * 5e-6)
     step = spec.step_time
     assert (step.origin, step.band) == ("measured", made.fit.error.p95)
     assert "dir/smollm2 on Some CPU, 2 threads, 2026-11-30" in step.source

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulate.linear import Linear, spec
+from tidemill.simulate.base import FrontEnd
 from tidemill.simulate.changes import Autoscale, Failure, Failures
 from tidemill.simulate.cluster import Cluster
 from tidemill.simulate.jobs import Job, Placed
@@ -92,11 +93,26 @@ def test_every_job_ends_once(name: str, failures, autoscale, seed: int) -> None:
 
 
 def test_requests_wait_in_the_front_end_one_after_the_other() -> None:
-    slow = spec(request_seconds=0.5)
+    slow = spec(front=FrontEnd(0.5))
     _, ended = played([job(0, 1.0), job(1, 1.0), job(2, 10.0)], [slow])
     alone = ended[2].first - 10.0
     assert ended[0].first - 1.0 == pytest.approx(alone)
     assert ended[1].first - 1.0 == pytest.approx(alone + 0.5, abs=0.2)
+
+
+def test_a_long_prompt_takes_the_front_end_longer_even_if_it_is_cached() -> None:
+    slow = spec(front=FrontEnd(0.5, prompt_token=0.01))
+    bare = spec()
+    for prompt in (40, 400):
+        (cold, warm), (bare_cold, bare_warm) = (
+            [one.first - one.due for one in played(
+                [job(0, 0.0, prompt=prompt), job(0, 50.0, prompt=prompt)], [each]
+            )[1]]
+            for each in (slow, bare)
+        )  # fmt: skip
+        assert cold - bare_cold == pytest.approx(0.5 + 0.01 * prompt)
+        assert warm - bare_warm == pytest.approx(0.5 + 0.01 * prompt)
+        assert warm < cold
 
 
 def test_one_place_is_the_queue_of_the_formula() -> None:

@@ -95,8 +95,7 @@ def test_how_many_are_outstanding() -> None:
 
 def test_tokens_within_the_window() -> None:
     tally = Tally(["one"], exact=False)
-    tally.open(10.0)
-    tally.close(20.0)
+    tally.opened, tally.closed = 10.0, 20.0
     for first, last, tokens in ((0.0, 9.0, 10), (5.0, 15.0, 11), (12.0, 13.0, 5), (19.0, 29.0, 11),
                                 (0.0, 30.0, 31), (20.0, 20.0, 1), (10.0, 10.0, 1)):  # fmt: skip
         job = Job(text=Placed(b""), prompt_tokens=1, output_tokens=tokens, due=first)
@@ -109,8 +108,7 @@ def test_tokens_within_the_window() -> None:
 
 def test_nothing_in_the_window_is_said() -> None:
     tally = Tally(["one"], exact=False)
-    tally.open(0.0)
-    tally.close(1.0)
+    tally.opened, tally.closed = 0.0, 1.0
     summary = tally.summary(SLO)
     assert summary.invalid == "no request was due in the window"
     assert summary.latency == {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import time
+
 import msgspec
 import pytest
 
@@ -12,7 +15,7 @@ from tidemill.bench.scenario import Scenario
 from tidemill.bench.workload import Shape, Uniform
 from tidemill.simulate.changes import Autoscale, Failures
 from tidemill.simulate.play import Deployment
-from tidemill.simulate.predict import Prediction, predict
+from tidemill.simulate.predict import Prediction, _carry_out, predict
 from tidemill.simulate.proof import Proof, errors_of, figures, keep_proof, proof_beside
 from tidemill.simulate.report import text
 
@@ -42,6 +45,19 @@ def test_the_band_is_what_slower_and_faster_steps_give() -> None:
     assert tpot.low / tpot.value < 0.96
     assert found.figures["output_rate"].high / found.figures["output_rate"].low < 1.02
     assert {name: i.value for name, i in found.figures.items()} == figures(found.summary)
+
+
+def test_nobody_waits_for_the_others_once_one_has_failed() -> None:
+    tasks = [functools.partial(int, "x"), functools.partial(time.sleep, 3600)]
+    with pytest.raises(ValueError, match="invalid literal"):
+        _carry_out(tasks, 2)  # type: ignore[arg-type]
+
+
+def test_replicas_with_a_price_and_nothing_to_do() -> None:
+    found = predicted(1e-6, specs=(REPLICA, REPLICA))
+    assert found.summary.requests == 0
+    assert found.price == 0
+    assert "INVALID: no request was due in the window" in text(found)
 
 
 def test_a_proof_takes_the_place_of_the_band() -> None:

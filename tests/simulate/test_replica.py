@@ -242,7 +242,7 @@ def jobs(draw) -> list[Job]:
     found = []
     for number in range(draw(st.integers(1, 25))):
         at += draw(st.floats(0, 3))
-        text = Placed(b"c%d " % number, b"b", draw(st.sampled_from([0, 40])))
+        text = Placed(b"c%d " % number, ((b"b", draw(st.sampled_from([0, 40]))),))
         found.append(
             Job(
                 text=text,

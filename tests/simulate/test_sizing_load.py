@@ -10,8 +10,9 @@ import pytest
 
 from support.sizing import spec
 from tidemill.bench import scenario as known
-from tidemill.bench.arrivals import Gamma
+from tidemill.bench.arrivals import MIN_BURSTINESS, Gamma
 from tidemill.bench.scenario import Scenario
+from tidemill.bench.tasks import Task
 from tidemill.bench.workload import Fixed, Shape
 from tidemill.simulate.sizing.fluid import ceiling, first_token
 from tidemill.simulate.sizing.goal import Kind
@@ -144,3 +145,16 @@ def test_bursts_stay_bursts() -> None:
 def test_the_scenarios_own_load_is_not_used() -> None:
     slow = msgspec.structs.replace(scenario(), load=Gamma(0.001), seconds=1.0, warmup=0.0)
     assert ScenarioLoad(slow, "rate")(spec(), 10.0).requests >= 500
+
+
+def test_tasks_so_short_that_they_count_as_nothing() -> None:
+    task = Task("$n", {"n": (1,)}, ("n",), schema={"type": "object"})
+    load = loaded(shapes=(Shape("one", None, Fixed(10), task=task),))
+    assert load.mix.prompt == 0
+    assert ceiling(spec(), load.mix).rate > 0
+
+
+def test_bursts_too_rare_to_size_for() -> None:
+    rare = loaded(load=Gamma(1.0, MIN_BURSTINESS), kind="rate")
+    with pytest.raises(LoadError, match="its bursts are too rare to size for"):
+        rare(spec(), 4.0)

@@ -9,6 +9,7 @@ import pytest
 
 from support.sizing import MIX, option, spec, trial
 from tidemill.bench.measures import Slo
+from tidemill.simulate.base import FrontEnd
 from tidemill.simulate.sizing.fluid import ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Load
 from tidemill.simulate.sizing.option import Point, front, replicas_for
@@ -93,7 +94,7 @@ def test_the_ceiling_is_bounded_by_kv_memory() -> None:
 
 
 def test_the_ceiling_is_bounded_by_the_front_end() -> None:
-    best = ceiling(spec(request_seconds=0.1), MIX)
+    best = ceiling(spec(front=FrontEnd(0.1)), MIX)
     assert best.rate == pytest.approx(10)
     assert best.sequences == 64  # it bounds the rate, not how many are there at once
 
@@ -111,7 +112,10 @@ def test_first_and_next_token_of_who_is_alone() -> None:
     # 400 tokens in one step; in steps of 150 three of them.
     assert first_token(spec(), MIX) == pytest.approx(0.05)
     assert first_token(spec(max_batch_tokens=150), MIX) == pytest.approx(0.03 + 0.04)
-    assert first_token(spec(request_seconds=1.0), MIX) == pytest.approx(1.05)
+    assert first_token(spec(front=FrontEnd(1.0)), MIX) == pytest.approx(1.05)
+    # Each token of the prompt, those from the cache too.
+    longer = spec(front=FrontEnd(1.0, prompt_token=0.01))
+    assert first_token(longer, MIX) == pytest.approx(1.05 + 0.01 * (MIX.cached + MIX.longest))
 
 
 def test_limits_are_fitted_to_the_slo() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +121,20 @@ def test_conversations_go_on_from_what_was_said() -> None:
         assert after.cached_tokens == (before.prompt_tokens + 15) // 16 * 16
 
 
+def test_prompts_share_as_many_blocks_as_their_trace_says(tmp_path: Path) -> None:
+    """Those of a Mooncake trace are of 512 tokens, and a request has them one after the other."""
+    path = tmp_path / "trace.jsonl"
+    lines = [(0, 1100, [1, 2, 3]), (60_000, 1100, [1, 2, 4]), (120_000, 700, [1, 5])]
+    path.write_text("".join(
+        json.dumps(
+            {"timestamp": at, "input_length": n, "output_length": 4, "hash_ids": ids}
+        ) + "\n" for at, n, ids in lines
+    ))  # fmt: skip
+    ended, _, _ = played(scenario(TraceFile(str(path)), seconds=1e6, warmup=0.0))
+    # The probe has the lengths and the beginning of the first, so that it finds that computed.
+    assert [one.cached_tokens for one in ended[1:]] == [1024, 1024, 512]
+
+
 def test_beginnings_are_shared() -> None:
     shape = Shape("rag", Fixed(20), Fixed(4), prefix=160, prefixes=2)
     ended, _, _ = played(scenario(Gamma(2.0), shape), template=Template(before=10, after=3))
@@ -195,3 +211,15 @@ def test_lengths_vary_and_seeds_matter() -> None:
 
     assert lengths(one) == lengths(same)
     assert lengths(one) != lengths(other)
+
+
+@pytest.mark.parametrize(
+    ("profile", "at", "offset"),
+    [
+        (Profile(((0, 1.0), (10, 3.0))), 10, 10), (Profile(((0, 1.0), (10, 3.0))), 20, 40),
+        (Profile(((0, 0.0), (5, 2.0)), 10), 25, 20), (Profile(((0, 2.0),), 1e6), 3, 6),
+    ],
+)  # fmt: skip
+def test_how_much_a_profile_has_had(profile: Profile, at: float, offset: float) -> None:
+    assert profile.offset(at) == pytest.approx(offset)
+    assert next(profile.warp([offset])) == pytest.approx(at)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 COMPLETIONS = "**/v1/chat/completions"
@@ -98,6 +99,12 @@ def page_of(
         assert problems == []
     finally:
         context.close()
+
+
+def accessible(page: Page) -> None:
+    """By axe-core's rules, as the page is now."""
+    found = Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 def chosen(page: Page) -> Page:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -55,6 +56,20 @@ def _request(connection: socket.socket) -> bytes | None:
     while len(body) < length:
         body += connection.recv(65536)
     return head + b"\r\n\r\n" + body
+
+
+def http(body: bytes, kind: str = "application/json", status: str = "200 OK") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode("latin-1") + body
+
+
+def listing(*names: str) -> bytes:
+    """What ``/v1/models`` answers."""
+    return http(json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode())
+
+
+def always(answer: bytes) -> Callable[[socket.socket, int], bool]:
+    return lambda connection, _: connection.sendall(answer) is None
 
 
 @contextmanager

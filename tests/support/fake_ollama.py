@@ -6,66 +6,53 @@ was asked of it in ``folder / "told"``, a line each.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-_PROGRAM = """#!{python}
-import http.server, json, os, pathlib, sys
-
-def tell(*words):
-    with open({told!r}, "a") as file:
-        print(*words, file=file)
-
-command = sys.argv[1]
-if command == "--version":
-    print("Warning: could not connect to a running Ollama instance")
-    print("Warning: client version is 0.21.2")
-    sys.exit()
-models = pathlib.Path(os.environ["OLLAMA_MODELS"])
-if command == "create":
-    name, flag, modelfile = sys.argv[2:]
-    assert flag == "-f"
-    tell("create", name, pathlib.Path(modelfile).read_text().strip(), os.environ["OLLAMA_HOST"])
-    if {how!r} == "cannot create":
-        sys.exit("Error: unsupported architecture")
-    (models / "blobs").mkdir(parents=True)
-    (models / "blobs/sha256-1").write_text("weights")
-    sys.exit()
-
-tell("serve", os.environ["OLLAMA_CONTEXT_LENGTH"], os.environ["OLLAMA_NUM_PARALLEL"])
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def answer(self, status, kind, body):
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_GET(self):
-        self.answer(200 if self.path == "/" else 404, "text/plain", b"Ollama is running")
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tell(self.path, json.dumps(asked))
-        if {how!r} == "cannot load":
-            self.answer(500, "application/json", b'{{"error": "not enough memory"}}')
-        else:
-            self.answer(200, "application/json", b"{{}}")
-
-    def log_message(self, *_):
-        pass
-
-host, port = os.environ["OLLAMA_HOST"].split(":")
-http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
-"""
+from support import fake_programs
 
 
 def write(folder: Path, how: str = "well") -> Path:
-    path = folder / "ollama"
-    told = str(folder / "told")
-    path.write_text(_PROGRAM.format(python=sys.executable, told=told, how=how))
-    path.chmod(0o755)
-    return path
+    return fake_programs.write(folder / "ollama", "fake_ollama", str(folder / "told"), how)
+
+
+def main(told: str, how: str) -> None:
+    def tell(*words: str) -> None:
+        with open(told, "a") as file:
+            print(*words, file=file)
+
+    match sys.argv[1:]:
+        case ["--version"]:
+            print("Warning: could not connect to a running Ollama instance")
+            print("Warning: client version is 0.21.2")
+        case ["create", name, "-f", modelfile]:
+            tell("create", name, Path(modelfile).read_text().strip(), os.environ["OLLAMA_HOST"])
+            if how == "cannot create":
+                sys.exit("Error: unsupported architecture")
+            blobs = Path(os.environ["OLLAMA_MODELS"]) / "blobs"
+            blobs.mkdir(parents=True)
+            (blobs / "sha256-1").write_text("weights")
+        case ["serve", *_]:
+            tell("serve", os.environ["OLLAMA_CONTEXT_LENGTH"], os.environ["OLLAMA_NUM_PARALLEL"])
+            serve(tell, can_load=how != "cannot load")
+        case other:
+            sys.exit(f"Error: unknown command {other}")
+
+
+def serve(tell: Callable[..., None], *, can_load: bool) -> None:
+    class Handler(fake_programs.Handler):
+        def do_GET(self) -> None:
+            self.answer(200 if self.path == "/" else 404, "text/plain", b"Ollama is running")
+
+        def do_POST(self) -> None:
+            tell(self.path, json.dumps(self.asked()))
+            if can_load:
+                self.answer(200, "application/json", b"{}")
+            else:
+                self.answer(500, "application/json", b'{"error": "not enough memory"}')
+
+    host, port = os.environ["OLLAMA_HOST"].split(":")
+    fake_programs.serve(host, int(port), Handler)

@@ -11,6 +11,7 @@ import msgspec
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import summarise
 from tidemill.bench.records import Record, Recording, Window
+from tidemill.bench.resources import Density, Resources
 from tidemill.bench.result import Machine, Measured, Measurement, Result
 from tidemill.bench.scenario import Scenario, Starts, load
 from tidemill.bench.starts import Start
@@ -56,7 +57,8 @@ def summarised(result: Result, recording: Recording) -> None:
             for shape in result.scenario.shapes
         }
     if result.target.threads:
-        result.per_core = result.summary.output_rate / result.target.threads
+        rate = result.summary.output_rate / result.target.threads
+        result.resources = Resources(density=Density(per_core_given=rate))
 
 
 def draw(scenario: Scenario, speed: float, failing: float, rng: random.Random) -> Recording:

@@ -192,6 +192,14 @@ def begin_request(server: Server, path: str, body: Any, key: str = "") -> socket
     return connection
 
 
+def openai_text(server: Server, messages: Any, **options: Any) -> str:
+    """The greedy answer of OpenAI's route, which other APIs' answers are held against."""
+    body = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 24, **options}
+    status, answer = server.post("/v1/chat/completions", body)
+    assert status == 200, answer
+    return str(answer["choices"][0]["message"]["content"])
+
+
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait for something that the server is about to do."""
     deadline = time.monotonic() + seconds

@@ -93,7 +93,7 @@ def unchecked(values: Mapping[str, Any], engines: Collection[str] = ()) -> Answe
     if engines and current not in (*engines, "none"):
         near = difflib.get_close_matches(str(current), engines, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(engines)}"
-        raise AnswerError(f"case.current: no engine {current!r} is known{hint}")
+        raise AnswerError(f"case.current: no engine {_told(current)} is known{hint}")
     assumed = tuple(question.key for question in QUESTIONS if question.key not in values)
     return Answers(**fields, assumed=assumed)  # type: ignore[arg-type]
 
@@ -103,8 +103,8 @@ def read(text: str, where: str, engines: Collection[str] = ()) -> Answers:
     if len(text) > MAX_FILE:
         raise AnswerError(f"{where}: more than {MAX_FILE} characters are no file of answers")
     try:
-        table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        table = tomllib.loads(text.removeprefix("\ufeff"))  # some editors write that mark
+    except (ValueError, RecursionError) as error:
         raise AnswerError(f"{where}: not valid TOML: {error}") from None
     values = {}
     for section, entries in table.items():
@@ -168,7 +168,7 @@ def understand(question: Question, text: str) -> Any:
         case "yes-no":
             words = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}
             if text.lower() not in words:
-                raise AnswerError(f"{question.key}: {text!r} is neither yes nor no")
+                raise AnswerError(f"{question.key}: {_told(text)} is neither yes nor no")
             return words[text.lower()]
         case "choice":
             return chosen(text)
@@ -181,7 +181,7 @@ def understand(question: Question, text: str) -> Any:
                 return int(text) if question.kind == "whole" else float(text)
             except ValueError:
                 number = "whole number" if question.kind == "whole" else "number"
-                raise AnswerError(f"{question.key}: {text!r} is not a {number}") from None
+                raise AnswerError(f"{question.key}: {_told(text)} is not a {number}") from None
     return text
 
 
@@ -191,37 +191,42 @@ def accept(question: Question, value: object) -> Any:
     match question.kind:
         case "yes-no":
             if not isinstance(value, bool):
-                raise AnswerError(f"{key}: {value!r} is neither true nor false")
+                raise AnswerError(f"{key}: {_told(value)} is neither true nor false")
             return value
         case "whole":
             if not isinstance(value, int) or isinstance(value, bool):
-                raise AnswerError(f"{key}: {value!r} is not a whole number")
+                raise AnswerError(f"{key}: {_told(value)} is not a whole number")
             return _bounded(question, value)
         case "number":
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise AnswerError(f"{key}: {value!r} is not a number")
-            if not math.isfinite(value):
+                raise AnswerError(f"{key}: {_told(value)} is not a number")
+            if isinstance(value, float) and not math.isfinite(value):
                 raise AnswerError(f"{key}: {value} is not a finite number")
             return float(_bounded(question, value))
         case "choice":
             return _chosen(question, value)
         case "choices":
             if not isinstance(value, (list, tuple)):
-                raise AnswerError(f'{key}: {value!r} is not a list such as ["cpu-x86"]')
+                raise AnswerError(f'{key}: {_told(value)} is not a list such as ["cpu-x86"]')
             return tuple(dict.fromkeys(_chosen(question, entry) for entry in value))
         case "text":
             if not isinstance(value, str) or not value.strip():
-                raise AnswerError(f"{key}: {value!r} is not a text that says something")
+                raise AnswerError(f"{key}: {_told(value)} is not a text that says something")
             if not value.isprintable() or len(value) > 1000:
                 raise AnswerError(f"{key}: control characters, or longer than 1000 characters")
             return value.strip()
 
 
+def _told(value: object) -> str:
+    """What was answered, short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
 def _bounded(question: Question, value: float) -> float:
     if not question.least <= value <= question.most:
-        raise AnswerError(
-            f"{question.key}: {value:g} is not between {question.least:g} and {question.most:g}"
-        )
+        bounds = f"{question.least:g} and {question.most:g}"
+        raise AnswerError(f"{question.key}: {_told(value)} is not between {bounds}")
     return value
 
 
@@ -230,8 +235,20 @@ def _chosen(question: Question, value: object) -> str:
     if not isinstance(value, str) or value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise AnswerError(f"{question.key}: {value!r} is not one of {', '.join(choices)}{hint}")
+        known = ", ".join(choices)
+        raise AnswerError(f"{question.key}: {_told(value)} is not one of {known}{hint}")
     return value
+
+
+def in_words(value: Any) -> str:
+    """An answer as a person reads it."""
+    if value is None:
+        return "not given"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " and ".join(value) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # ---- answers together --------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from tidemill.advise.answers import Answers
 from tidemill.advise.facts import Engine
-from tidemill.advise.flow import Part
+from tidemill.advise.flow import Part, hardware_of, in_flight
 from tidemill.records import dataclass
 
 Origin = Literal["measured", "simulated", "data sheet", "quoted", "answered", "computed"]
@@ -90,23 +90,6 @@ class Evidence:
 
     def size(self, engine: Engine, part: Part, answers: Answers) -> Size | None:
         return None if self.sizing is None else self.sizing.size(engine, part, answers)
-
-
-def hardware_of(part: Part, answers: Answers) -> tuple[str, ...]:
-    """The kinds of hardware at the part's place."""
-    return answers.servers if part.place == "servers" else answers.edge
-
-
-def gpus_of(part: Part, answers: Answers) -> int:
-    """GPUs of one machine there; of the edge no number is asked."""
-    return answers.gpus if part.place == "servers" else 0
-
-
-def in_flight(part: Part, answers: Answers) -> int:
-    """Requests at once that one instance has to take. In a hybrid a device at the edge has one
-    user; the load that was answered is the servers'."""
-    at_edge_of_hybrid = part.place == "edge" and bool(answers.servers)
-    return 1 if at_edge_of_hybrid else answers.peak_concurrency
 
 
 def weights_gb(answers: Answers) -> Number | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tidemill.advise.advice import decide
-from tidemill.advise.answers import AnswerError, Answers, check
+from tidemill.advise.answers import AnswerError, Answers, check, in_words
 from tidemill.advise.evidence import Evidence
 from tidemill.advise.facts import Engine
 from tidemill.advise.questions import GPUS, QUESTIONS, Question
@@ -95,7 +95,7 @@ def _vary(
         case, with_it = varied
         decision = decide(case)
         if decision != now:
-            yield Flip(question.key, show(value), show(other), decision, with_it)
+            yield Flip(question.key, in_words(value), in_words(other), decision, with_it)
 
 
 def _others(question: Question, value: Any) -> list[Any]:
@@ -131,8 +131,8 @@ def _along(
                     return
                 nearest = _bisect(question, answers, decide, now, last, number)
                 case, with_it = _with(answers, question, nearest) or varied
-                before = show(answers.get(question))
-                yield Flip(question.key, before, show(nearest), decide(case), with_it)
+                before = in_words(answers.get(question))
+                yield Flip(question.key, before, in_words(nearest), decide(case), with_it)
                 return
         last = number
 
@@ -203,16 +203,5 @@ def _with(answers: Answers, question: Question, value: Any) -> tuple[Answers, st
     except AnswerError:
         return None
     keys = {other.name: other.key for other in QUESTIONS}
-    others = [f"{keys[n]} = {show(v)}" for n, v in changed.items() if n != question.name]
+    others = [f"{keys[n]} = {in_words(v)}" for n, v in changed.items() if n != question.name]
     return case, ", ".join(others)
-
-
-def show(value: Any) -> str:
-    """An answer as a person reads it."""
-    if value is None:
-        return "not given"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, tuple):
-        return " and ".join(value) or "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -57,6 +57,23 @@ class Plan:
         return len(self.parts) > 1
 
 
+def hardware_of(part: Part, answers: Answers) -> tuple[str, ...]:
+    """The kinds of hardware at the part's place."""
+    return answers.servers if part.place == "servers" else answers.edge
+
+
+def gpus_of(part: Part, answers: Answers) -> int:
+    """GPUs of one machine there; of the edge no number is asked."""
+    return answers.gpus if part.place == "servers" else 0
+
+
+def in_flight(part: Part, answers: Answers) -> int:
+    """Requests at once that one instance has to take. In a hybrid a device at the edge has one
+    user; the load that was answered is the servers'."""
+    at_edge_of_hybrid = part.place == "edge" and bool(answers.servers)
+    return 1 if at_edge_of_hybrid else answers.peak_concurrency
+
+
 def traits(answers: Answers) -> Traits:
     """The case as the flow sees it."""
     return Traits(

@@ -7,9 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import gpus_of, hardware_of, in_flight
 from tidemill.advise.facts import Argument, Engine, Launch
-from tidemill.advise.flow import Part
+from tidemill.advise.flow import Part, gpus_of, hardware_of, in_flight
 from tidemill.advise.questions import GPUS
 from tidemill.advise.rules import converts
 from tidemill.records import dataclass

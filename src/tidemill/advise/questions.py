@@ -36,6 +36,13 @@ WORKLOADS = {
 GPUS = ("nvidia", "amd", "intel")
 
 
+def kind_of_processor(architecture: str, system: str) -> str:
+    """Which kind of hardware a machine is, by what ``platform`` says of it."""
+    if architecture.lower() in ("arm64", "aarch64"):
+        return "apple" if system.startswith("Darwin") else "cpu-arm"
+    return "cpu-x86"
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """``least`` and ``most`` bound numbers. A number whose default is None may stay unanswered."""

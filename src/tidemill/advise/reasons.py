@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tidemill.advise.advice import Candidate, Choice
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import hardware_of
 from tidemill.advise.facts import CLASSES, FORMATS, HARDWARE
+from tidemill.advise.flow import hardware_of
 
 # Scores nearer than this say nothing about which of two is better.
 TIE = 0.03

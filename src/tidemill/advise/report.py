@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tidemill.advise import reasons
 from tidemill.advise.advice import Advice, Candidate, Choice
-from tidemill.advise.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.advise.answers import in_words
 from tidemill.advise.facts import CLASSES, MAX_AGE, Engine
-from tidemill.advise.flips import Decision, Flip, Flips, show
+from tidemill.advise.flips import Decision, Flip, Flips
 from tidemill.advise.questions import QUESTIONS
 from tidemill.advise.scores import DIMENSIONS
+from tidemill.presentation.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
 
 _PLACES = {"servers": "on the servers", "edge": "at the edge"}
 
@@ -210,7 +212,7 @@ def _answers(advice: Advice) -> Iterator[Block]:
     yield Table(
         ("answer", "value"),
         tuple(
-            (q.key, show(advice.answers.get(q)) + (" (assumed)" if q.key in assumed else ""))
+            (q.key, in_words(advice.answers.get(q)) + (" (assumed)" if q.key in assumed else ""))
             for q in QUESTIONS
         ),
     )
@@ -245,10 +247,10 @@ def _chosen(advice: Advice) -> list[Engine]:
 
 
 def as_data(advice: Advice, flips: Flips) -> dict[str, Any]:
-    """The same for programs, in plain types."""
+    """The same for programs, as JSON takes it."""
     return {
-        "answers": {q.key: _plain(advice.answers.get(q)) for q in QUESTIONS},
-        "assumed": list(advice.answers.assumed),
+        "answers": {q.key: advice.answers.get(q) for q in QUESTIONS},
+        "assumed": advice.answers.assumed,
         "weights": dict(advice.weights),
         "hybrid": advice.plan.hybrid,
         "parts": [_part(advice, choice) for choice in advice.choices],
@@ -264,10 +266,10 @@ def as_data(advice: Advice, flips: Flips) -> dict[str, Any]:
                 }
                 for flip in flips.flips
             ],
-            "without_effect": list(flips.without_effect),
+            "without_effect": flips.without_effect,
         },
-        "absent": list(advice.absent),
-        "stale": {name: list(facts) for name, facts in advice.stale.items()},
+        "absent": advice.absent,
+        "stale": advice.stale,
     }
 
 
@@ -284,8 +286,8 @@ def _part(advice: Advice, choice: Choice) -> dict[str, Any]:
         if made is None
         else {
             "install": made.install,
-            "files": dict(made.files),
-            "prepare": list(made.prepare),
+            "files": made.files,
+            "prepare": made.prepare,
             "start": made.start,
             "url": made.url,
             "note": made.note,
@@ -293,7 +295,7 @@ def _part(advice: Advice, choice: Choice) -> dict[str, Any]:
         },
         "candidates": [_candidate(c) for c in choice.candidates],
         "components": [_candidate(c) for c in choice.components],
-        "risks": list(choice.risks),
+        "risks": choice.risks,
         "numbers": {
             name: {"value": n.value, "unit": n.unit, "origin": n.origin, "source": n.source}
             for name, n in choice.numbers.items()
@@ -324,14 +326,12 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
 # ---- the age of facts --------------------------------------------------------------------------
 
 
-def facts_blocks(engines: Mapping[str, Engine], today: Any, max_age: int = MAX_AGE) -> list[Block]:
+def facts_blocks(
+    engines: Mapping[str, Engine], today: datetime.date, max_age: int = MAX_AGE
+) -> list[Block]:
     """What is known of each engine, when it was looked up, and what is old."""
     rows = []
     for engine in engines.values():

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import Evidence, gpus_of, hardware_of, in_flight, weights_gb
+from tidemill.advise.evidence import Evidence, weights_gb
 from tidemill.advise.facts import CLASSES, FORMATS, HARDWARE, Engine
-from tidemill.advise.flow import HIGH_CONCURRENCY, Part
+from tidemill.advise.flow import HIGH_CONCURRENCY, Part, gpus_of, hardware_of, in_flight
 from tidemill.advise.questions import GPUS
 from tidemill.records import dataclass
 
@@ -244,7 +244,7 @@ def budget(engine: Engine, case: Case) -> tuple[Outcome, str]:
     size = None if limit is None else case.evidence.size(engine, case.part, case.answers)
     if limit is None or size is None or size.per_month is None or size.per_month.value <= limit:
         return _OK
-    return "fail", f"costs {size.per_month} per month; the budget is {limit:g}"
+    return "fail", f"costs {size.per_month}; the budget is {limit:g} per month"
 
 
 RULES: dict[str, Rule] = {

@@ -15,8 +15,10 @@ from contextlib import suppress
 
 import msgspec
 
+from tidemill.bench.processes import end_with_parent
 from tidemill.bench.records import Recording
 from tidemill.bench.run import BenchError, Plan, Progress, run
+from tidemill.hardware.scheduling import wake_promptly
 
 _REFUSED = 3
 """Exit status of a run that ends with BenchError, whose message is on standard error."""
@@ -34,8 +36,9 @@ def run_apart(plan: Plan, on_progress: Callable[[Progress], None] | None = None)
     written: list[bytes] = []
     said: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=end_with_parent(),
+    ) as process:  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -70,6 +73,7 @@ def main() -> int:
     # An open loop has as many connections as the endpoint leaves requests unanswered.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wake_promptly()  # the engine under measurement may have every core
     try:
         recording = asyncio.run(run(plan, _tell if "--progress" in sys.argv else None))
     except BenchError as error:

@@ -11,8 +11,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 MAX_CONCURRENCY = 100_000
-MAX_RATE = 1e6
-"""Beyond what one machine can send."""
+MIN_RATE, MAX_RATE = 1e-9, 1e6
+"""Less than one in a lifetime, and beyond what one machine can send."""
+
+MIN_BURSTINESS = 1e-4
+"""Gaps then have a coefficient of variation of 100: nothing that was recorded is near to that."""
 
 
 class Closed(
@@ -38,12 +41,14 @@ class Gamma(msgspec.Struct, frozen=True, tag="gamma", tag_field="kind", forbid_u
     burstiness: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("rate", "burstiness"):
+        for name, least in (("rate", MIN_RATE), ("burstiness", MIN_BURSTINESS)):
             value = getattr(self, name)
-            if not 0 < value <= MAX_RATE:
-                raise ValueError(
-                    f"{name} must be more than 0, and {MAX_RATE:g} at most, not {value}"
-                )
+            if not least <= value <= MAX_RATE:
+                raise ValueError(f"{name} must be {least:g} to {MAX_RATE:g}, not {value}")
+
+    def at(self, rate: float) -> Gamma:
+        """The same at another rate."""
+        return Gamma(rate, self.burstiness)
 
     def due(self, rng: random.Random) -> Iterator[float]:
         """Seconds from the start at which requests are due, without end."""

@@ -12,6 +12,7 @@ import errno
 import socket
 import ssl
 import time
+from http import HTTPStatus
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -21,7 +22,10 @@ import msgspec
 from tidemill.bench.workload import Prompt
 
 MAX_ANSWER = 64 << 20
-"""Bytes of one answer after which it is given up."""
+"""Bytes of one answer after which it is given up, ``_PIECE`` for each piece of it included."""
+
+_PIECE = 100
+"""Bytes of memory, about, that a piece takes beside its own."""
 
 MAX_HEAD = 1 << 20
 """Bytes of what comes before an answer's body."""
@@ -88,8 +92,8 @@ class Reply:
     """What came back. Times are of ``time.monotonic()``."""
 
     __slots__ = (
-        "content_type", "detail", "ended", "failure", "location", "pieces", "sent", "size",
-        "status",
+        "content_encoding", "content_type", "detail", "ended", "failure", "location", "pieces",
+        "sent", "size", "status",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -97,6 +101,7 @@ class Reply:
         self.ended = 0.0
         self.status = 0
         self.content_type = ""
+        self.content_encoding = ""
         self.location = ""
         """Where a redirection points to; none is followed, as it could lead a key elsewhere."""
         self.pieces: list[tuple[float, bytes]] = []
@@ -314,11 +319,13 @@ class _Connection(asyncio.BufferedProtocol):
             self._sized = True
         elif name == b"content-type" and self._reply is not None:
             self._reply.content_type = value.decode("latin-1")
+        elif name == b"content-encoding" and self._reply is not None:
+            self._reply.content_encoding = value.decode("latin-1")
         elif name == b"location" and self._reply is not None:
             self._reply.location = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._reply is not None:
+        if self._reply is not None and not self._is_interim():
             self._reply.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
@@ -326,11 +333,17 @@ class _Connection(asyncio.BufferedProtocol):
         if reply is None:
             return
         reply.pieces.append((self._now, body))
-        reply.size += len(body)
+        reply.size += len(body) + _PIECE
         if reply.size > MAX_ANSWER:
             self._fail("too_large", f"the answer is larger than {MAX_ANSWER} bytes")
 
+    def _is_interim(self) -> bool:
+        """Whether another answer follows this one (RFC 9110, section 15.2)."""
+        return bool(self._parser.get_status_code() < HTTPStatus.OK)
+
     def on_message_complete(self) -> None:
-        if self._done is not None and not self._done.done():
+        if self._is_interim():
+            self._sized = False
+        elif self._done is not None and not self._done.done():
             self.reusable = self._parser.should_keep_alive()
             self._done.set_result(None)

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.measures import Summary
-from tidemill.bench.records import Recording
-from tidemill.bench.report import load_words, seconds
+from tidemill.bench.measures import Summary, request_rate
+from tidemill.bench.report import load_words, percent, seconds
 from tidemill.bench.result import Result
+from tidemill.bench.scenario import rate_of
 from tidemill.bench.search import LEAST_REQUESTS, Measure, rounded
+from tidemill.bench.traces import TraceFile
 
 _GAIN = 1.1
 _MOST_AT_A_TIME = 1024
@@ -46,7 +47,7 @@ def saturate(
     concurrency = 1
     while concurrency <= _MOST_AT_A_TIME:
         recording = measure(Closed(concurrency), trial, min(2.0, trial / 4), math.inf)
-        rate = _ended(recording)
+        rate = request_rate(recording)
         say(f"{concurrency} at a time: {rate:.3g} requests/s")
         if rate < best.rate * _GAIN or not rate:
             break
@@ -60,17 +61,12 @@ def spread(most: float, points: int) -> list[float]:
     return [rounded(_OVER * most * (i + 1) / points) for i in range(points)]
 
 
-def enough(load: Closed | Gamma, trial: float) -> float:
-    """Seconds of a point: ``trial``, or as long as a few requests take to come."""
-    return max(trial, LEAST_REQUESTS / load.rate) if isinstance(load, Gamma) else trial
-
-
-def _ended(recording: Recording) -> float:
-    window = recording.window
-    ended = sum(
-        r.error is None and window.opened <= r.ended < window.closed for r in recording.records
-    )
-    return ended / window.seconds
+def enough(load: Closed | Gamma | TraceFile, trial: float, requests: int) -> float:
+    """Seconds of a point: ``trial``, or as long as a few requests take to come; of a trace, all its
+    ``requests``."""
+    if (rate := rate_of(load)) is None:
+        return trial
+    return requests / rate if isinstance(load, TraceFile) else max(trial, LEAST_REQUESTS / rate)
 
 
 # ---- as text
@@ -85,7 +81,7 @@ def table(points: Sequence[Result]) -> str:
     ]
     for result, summary in ordered:
         latencies = "".join(f"{_cell(summary, *which):>{width}}" for which, width in _CELLS)
-        met = "" if summary.attained is None else f"{summary.attained:.1%}"
+        met = "" if summary.attained is None else percent(summary.attained)
         failed = f", {sum(summary.errors.values())} failed" if summary.errors else ""
         invalid = " INVALID" if summary.invalid else ""
         lines.append(
@@ -102,12 +98,13 @@ def _load(result: Result) -> tuple[bool, float]:
     load = result.scenario.load
     if isinstance(load, Closed):
         return False, load.concurrency
-    return True, load.rate if isinstance(load, Gamma) else 0.0
+    return True, rate_of(load) or 0.0
 
 
 def _label(result: Result) -> str:
     load = result.scenario.load
-    return f"{load.rate:g}/s" if isinstance(load, Gamma) else load_words(load)
+    rate = rate_of(load)
+    return load_words(load) if rate is None else f"{rate:g}/s"
 
 
 def _cell(summary: Summary, name: str, share: str) -> str:

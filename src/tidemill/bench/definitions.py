@@ -55,8 +55,7 @@ class Definition(msgspec.Struct, frozen=True):
 
 def definitions(recording: Recording, slo: Slo | None = None) -> list[Definition]:
     """All figures that at least one of the others has as well."""
-    window = recording.window
-    due = [r for r in recording.records if window.opened <= r.due < window.closed]
+    due = recording.due
     good = [r for r in due if r.error is None]
     found = [*_latencies(good), *_rates(recording, due, good)]
     if slo is not None:

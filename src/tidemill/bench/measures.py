@@ -30,7 +30,6 @@ MAX_DELAY = 0.01
 """Seconds of dispatch delay at p99 beyond which a run says more of the load generator than of what
 it measures."""
 
-
 _MOST = 1e15
 """Beyond what any figure is."""
 
@@ -116,10 +115,10 @@ class Summary(msgspec.Struct, kw_only=True):
     invalid: str | None
     short: int = 0
     """Of the good answers, how many are known to have fewer tokens than they could have."""
-    variation: float | None = None
-    """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
     long: int = 0
     """And how many to have more."""
+    variation: float | None = None
+    """Coefficient of variation of the gaps between requests that were due (``arrivals.py``)."""
     verdicts: dict[str, int] = {}
     """Of the good answers that were checked, how many were "right", "wrong" and "malformed"."""
 
@@ -141,16 +140,21 @@ class Summary(msgspec.Struct, kw_only=True):
             raise ValueError(f"figures must be numbers below {_MOST:g}")
         if not 0 <= (self.attained or 0) <= 1:
             raise ValueError("the attained share must be 0 to 1")
+        if (self.attained is None) != (self.goodput is None):
+            raise ValueError("there is either goodput and an attained share, or neither")
+        if self.errors.keys() != self.examples.keys():
+            raise ValueError("errors and examples must be of the same kinds")
+        needed = {"ttft", "e2e"} if self.good else set()
+        if not needed <= self.latency.keys() <= LATENCIES.keys() or any(
+            of.keys() != SHARES.keys() for of in self.latency.values()
+        ):
+            raise ValueError(f"good answers have a TTFT and an E2E, and each latency {[*SHARES]}")
 
 
 def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = None) -> Summary:
     """Figures of a run; latencies and errors of the requests of one shape only, if one is named."""
     window = recording.window
-    every = recording.records
-    due = [
-        r for r in every
-        if window.opened <= r.due < window.closed and shape in (None, r.shape)
-    ]  # fmt: skip
+    due = [record for record in recording.due if shape in (None, record.shape)]
     good = [r for r in due if r.error is None]
     errors = dict(Counter(r.error for r in due if r.error is not None))
     counts = [r.cached_tokens for r in good if r.cached_tokens is not None]
@@ -169,7 +173,7 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         delay_p99=delay_p99,
         output_rate=_output_tokens(recording) / window.seconds,
         prompt_rate=_prompt_tokens(recording) / window.seconds,
-        request_rate=_ended(recording) / window.seconds,
+        request_rate=request_rate(recording),
         mean_prompt_tokens=prompt / max(1, len(good)),
         mean_output_tokens=sum(r.tokens for r in good) / max(1, len(good)),
         cached_share=sum(counts) / max(1, prompt) if counts else None,
@@ -180,8 +184,8 @@ def summarise(recording: Recording, slo: Slo | None = None, shape: str | None = 
         watched=recording.watched,
         invalid=_invalid(len(due), delay_p99, errors),
         short=sum(r.output_tokens is not None and r.output_tokens < r.asked for r in good),
-        variation=variation(sorted(r.due for r in due if not r.turn)),
         long=sum(r.output_tokens is not None and r.output_tokens > r.asked for r in good),
+        variation=variation([r.due for r in due if not r.turn]),
         verdicts=dict(Counter(r.verdict for r in good if r.verdict is not None)),
     )
 
@@ -201,10 +205,11 @@ def _invalid(requests: int, delay_p99: float, errors: Mapping[str, int]) -> str 
     return None
 
 
+# In the order in which they are shown, by the names that they have in capitals there.
 LATENCIES: dict[str, Callable[[Record], Sequence[float]]] = {
     "ttft": lambda r: [ttft(r)],
-    "itl": gaps,
     "tpot": lambda r: [] if (value := tpot(r)) is None else [value],
+    "itl": gaps,
     "e2e": lambda r: [e2e(r)],
 }
 
@@ -240,10 +245,11 @@ def _prompt_tokens(recording: Recording) -> int:
     )
 
 
-def _ended(recording: Recording) -> int:
-    """Good answers that came to their end within the window."""
+def request_rate(recording: Recording) -> float:
+    """Good answers a second that came to their end within the window."""
     window = recording.window
-    return sum(
+    ended = sum(
         record.error is None and window.opened <= record.ended < window.closed
         for record in recording.records
     )
+    return ended / window.seconds

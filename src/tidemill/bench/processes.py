@@ -5,10 +5,13 @@ A process that ended meanwhile has no CPU time and no memory, and is no error.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -91,6 +94,22 @@ def maps_any(pids: Iterable[int], files: Set[str]) -> bool:
             if any(line.split(maxsplit=5)[-1] in files for line in lines):
                 return True
     return False
+
+
+def kill_session(leader: int) -> None:
+    """All processes of the session that ``leader`` began, as far as they are in its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_with_parent() -> Callable[[], None] | None:
+    """What, called in a new process, makes it end when its parent is killed (Linux); loaded here,
+    not between fork and exec."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    return lambda: prctl(set_parent_death_signal, signal.SIGTERM) and None
 
 
 def free_port() -> int:

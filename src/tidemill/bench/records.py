@@ -6,6 +6,9 @@ import msgspec
 
 from tidemill.bench.tasks import Verdict
 
+MIN_SECONDS = 0.001
+"""Of a window, and of the time that a request may take: it is to be divided by."""
+
 
 class Record(msgspec.Struct):
     """One request. Times are seconds of the monotonic clock.
@@ -64,3 +67,10 @@ class Recording(msgspec.Struct):
     window: Window
     client_cpu: float
     watched: dict[int, float] = {}
+
+    @property
+    def due(self) -> list[Record]:
+        """The requests that were due in the window, in that order: those that count."""
+        window = self.window
+        found = [r for r in self.records if window.opened <= r.due < window.closed]
+        return sorted(found, key=lambda record: record.due)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from tidemill.bench.arrivals import Closed, Gamma
-from tidemill.bench.measures import SHARES, Summary
+from tidemill.bench.measures import LATENCIES, SHARES, Summary
 from tidemill.bench.resources import Resources
 from tidemill.bench.result import Result
 from tidemill.bench.scenario import Scenario, Starts
@@ -14,9 +15,6 @@ from tidemill.bench.statistics import LEVEL, Estimate
 from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Lengths, LogNormal, Shape, Uniform
 
-_LATENCIES = {
-    "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E",
-}  # fmt: skip
 _PHASE_NAMES = {
     "mapped": "model mapped", "listening": "listening", "ready": "ready",
     "first_token": "first token",
@@ -38,6 +36,8 @@ def _title(result: Result) -> str:
     machine = f"{result.machine.cores} cores of {result.machine.cpu}"
     threads = f"{target.threads} threads, " if target.threads else ""
     where = f"{threads}{machine}" if target.engine else f"asked from {machine}"
+    if target.arguments:
+        where += f" · with {shlex.join(target.arguments)}"
     return f"{result.scenario.name} · {who} · {target.model} · {where}"
 
 
@@ -57,14 +57,14 @@ def _figures(result: Result) -> Iterator[str]:
         yield from (f"  {line}" for line in resource_lines(result.resources))
     if result.slo is not None and summary.attained is not None:
         yield (
-            f"  SLO {result.slo}: met by {summary.attained:.1%} of {summary.requests} requests; "
-            f"goodput {summary.goodput:.2f} requests/s"
+            f"  SLO {result.slo}: met by {percent(summary.attained)} of {summary.requests} "
+            f"requests; goodput {summary.goodput:.2f} requests/s"
         )
-    yield f"  {_errors(summary)}"
+    yield f"  {errors_line(summary)}"
     if summary.verdicts:
         yield f"  {_verdicts(summary)}"
     for name, part in result.by_shape.items():
-        yield f"  {name}: {_shape(part)}"
+        yield f"  {name}: {shape_line(part)}"
     verdict = f"INVALID: {summary.invalid}" if summary.invalid else "valid"
     yield (
         f"  load generator: sent {1000 * summary.delay_p99:.1f} ms late at p99, "
@@ -76,9 +76,10 @@ def _latencies(summary: Summary) -> Iterator[str]:
     if not summary.latency:
         return
     yield "        " + "".join(f"{share:>24}" for share in SHARES) + f"   ({LEVEL:.0%} intervals)"
-    for name, title in _LATENCIES.items():
+    for name in LATENCIES:
         if (found := summary.latency.get(name)) is not None:
-            yield f"  {title:6}" + "".join(f"{estimate(found[share]):>24}" for share in SHARES)
+            cells = (f"{estimate(found[share]):>24}" for share in SHARES)
+            yield f"  {name.upper():6}{''.join(cells)}"
 
 
 def _rates(summary: Summary) -> str:
@@ -133,12 +134,13 @@ def resource_lines(found: Resources) -> Iterator[str]:
         yield f"not known: {', '.join(names)}: {why}"
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """Bytes."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
 
-def _errors(summary: Summary) -> str:
+def errors_line(summary: Summary) -> str:
+    """How many answers were good, and what went wrong with the others."""
     if not summary.errors:
         return f"{summary.good} good answers, no errors"
     kinds = "; ".join(
@@ -153,14 +155,14 @@ def _verdicts(summary: Summary) -> str:
     return f"answers checked: {checked}: {parts}"
 
 
-def _shape(summary: Summary) -> str:
+def shape_line(summary: Summary) -> str:
     """One shape's figures in a line."""
     latency = "  ".join(
-        f"{title} p50 {seconds(found['p50'].value)}, p99 {seconds(found['p99'].value)}"
-        for name, title in _LATENCIES.items()
-        if name in ("ttft", "tpot") and (found := summary.latency.get(name)) is not None
+        f"{name.upper()} p50 {seconds(found['p50'].value)}, p99 {seconds(found['p99'].value)}"
+        for name in ("ttft", "tpot")
+        if (found := summary.latency.get(name)) is not None
     )
-    attained = "" if summary.attained is None else f"  SLO met by {summary.attained:.1%}"
+    attained = "" if summary.attained is None else f"  SLO met by {percent(summary.attained)}"
     failed = sum(summary.errors.values())
     return f"{summary.requests} requests, {failed} failed  {latency}{attained}"
 
@@ -181,9 +183,19 @@ def _starts(starts: list[Start]) -> Iterator[str]:
 
 
 def estimate(found: Estimate) -> str:
-    """A latency, with its interval in brackets, in one unit."""
+    """A latency, with its interval in brackets, in one unit; one value alone has none."""
+    if found.low == found.high:
+        return seconds(found.value)
     low, high = (_bare(bound, found.value) for bound in (found.low, found.high))
     return f"{seconds(found.value)} ({low}–{high})"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """All and none are told of what is all and none, and not of what is nearly so."""
+    least = 10.0 ** -(digits + 2)
+    if 0 < share < 1:
+        share = min(max(share, least), 1 - least)
+    return f"{share:.{digits}%}"
 
 
 def seconds(value: float) -> str:
@@ -209,6 +221,8 @@ def load_words(load: Closed | Gamma | TraceFile | Starts) -> str:
     if isinstance(load, Starts):
         return f"{load.repeats} starts cold, {load.repeats} warm"
     faster = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+    if load.rate is not None:
+        faster = f", at {load.rate:g} requests/s on average"
     return f"the trace {load.file}{faster}"
 
 

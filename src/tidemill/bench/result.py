@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
 from tidemill import __version__
 from tidemill.bench.apart import run_apart
-from tidemill.bench.arrivals import Closed
 from tidemill.bench.client import Endpoint
 from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.measures import Slo, Summary, summarise
@@ -33,9 +33,7 @@ from tidemill.hardware import core_budget, cpu_info, memory_budget
 FORMAT = 1
 """Of a ``Result`` in JSON. What is only added to it does not change this."""
 
-OPEN_SEQUENCES = 8
-"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
-there are streams."""
+_YEARS = (1970, 9000)  # of when something was measured: in all of them time zones can be changed
 
 FEW = 100
 """Requests below which p99 is the slowest of them, or nearly."""
@@ -61,9 +59,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_text: bool = False
 
 
+class NewerFormatError(ValueError):
+    """A result was written by a newer version, and may mean something else."""
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was measured. ``extra`` was in every request. ``command``, ``version`` and ``threads``:
-    of an engine that was started for it."""
+    """Who was measured. ``extra`` was in every request. Of an engine that was started for it:
+    ``command`` is all of its command line, ``arguments`` what the user added to that."""
 
     url: str
     model: str
@@ -72,7 +74,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     version: str | None = None
     command: list[str] = []
+    arguments: list[str] = []
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for an address that is none: files may be damaged, or edited."""
+        urlsplit(self.url)
 
     @property
     def whom(self) -> str:
@@ -94,10 +101,9 @@ class Machine(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, kw_only=True):
     """Seconds and tokens throughout. ``scenario`` is as it was run, lengths and load changed by
     options included. ``summary`` or ``starts`` has the figures, ``by_shape`` those of each shape if
-    there are several. ``per_core``: output tokens a second for each thread of an engine that was
-    started here. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``: what
-    the user calls it; runs of one name are repeats of each other. ``series``: what the points of
-    one curve or search have in common."""
+    there are several. ``id``: in the store, empty if it is not kept there (``store.py``). ``name``:
+    what the user calls it; runs of one name are repeats of each other. ``series``: what the points
+    of one curve or search have in common."""
 
     format: int = FORMAT
     id: str = ""
@@ -112,10 +118,31 @@ class Result(msgspec.Struct, kw_only=True):
     machine: Machine
     summary: Summary | None = None
     by_shape: dict[str, Summary] = {}
-    per_core: float | None = None
     resources: Resources | None = None
     starts: list[Start] = []
     notes: list[str] = []
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a time that nothing was measured at."""
+        when = datetime.datetime.fromisoformat(self.when)
+        if when.tzinfo is None or not _YEARS[0] <= when.year <= _YEARS[1]:
+            raise ValueError(f"{self.when} is no time with an offset from UTC")
+
+    @property
+    def per_core(self) -> float | None:
+        """Output tokens a second for each thread of an engine that was started here."""
+        return None if self.resources is None else self.resources.density.per_core_given
+
+
+def decode(data: bytes | msgspec.Raw) -> Result:
+    """Of JSON. Raises NewerFormatError, ValueError (what msgspec raises is one), RecursionError."""
+    if (newer := msgspec.json.decode(data, type=_Format).format) > FORMAT:
+        raise NewerFormatError(f"of a newer tidemill (format {newer})")
+    return msgspec.json.decode(data, type=Result)
+
+
+class _Format(msgspec.Struct):
+    format: int
 
 
 class Measurement(NamedTuple):
@@ -191,7 +218,6 @@ class Server:
                 shape.name: summarise(recording, result.slo, shape.name) for shape in shapes
             }
         result.resources = _resources(self._sampler, recording.window, result, settings.prices)
-        result.per_core = result.resources.density.per_core_given
         result.notes = prepared.notes + _notes(scenario, result, endpoint, self._full_length)
         return Measurement(result, recording)
 
@@ -261,7 +287,8 @@ def serving(
             ) from None
         measured = Measured(
             url=process.url, model=target.model or "", engine=engine.name, version=version,
-            command=without_secrets(process.command), threads=_threads(engine, settings),
+            command=without_secrets(process.command),
+            arguments=without_secrets(settings.arguments), threads=_threads(engine, settings),
         )  # fmt: skip
         endpoint = _ask(scenario, process.url, engine.model_name(launch), None, engine.greedy, keys)
         endpoint = _settled(scenario, endpoint, engine.full_length, say)
@@ -300,7 +327,8 @@ def _starts(
         command = engine.command(launch, 0)
     measured = Measured(
         url="", model=target.model or "", engine=engine.name, version=version,
-        command=without_secrets(command), threads=_threads(engine, settings),
+        command=without_secrets(command), arguments=without_secrets(settings.arguments),
+        threads=_threads(engine, settings),
     )  # fmt: skip
     result = _result(scenario, settings, measured)
     result.starts = starts
@@ -319,13 +347,9 @@ def _starts(
 def _launch(prepared: Prepared, settings: Settings, keys: dict[str, str]) -> Iterator[Launch]:
     """How an engine is started; what it writes is deleted in the end."""
     assert settings.path is not None
-    load = prepared.load
-    sequences = load.concurrency if isinstance(load, Closed) else OPEN_SEQUENCES
-    if isinstance(load, Starts):
-        sequences = 1
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         yield Launch(
-            model=settings.path, context=prepared.context, sequences=sequences,
+            model=settings.path, context=prepared.context, sequences=prepared.sequences,
             threads=settings.threads, folder=Path(folder), keys=keys, binary=settings.binary,
             arguments=settings.arguments,
         )  # fmt: skip
@@ -380,7 +404,9 @@ def _notes(
         notes.append(f"the endpoint does not take {refused}: models end answers where they like")
     if summary.long:
         notes.append(f"{summary.long} of {summary.good} answers were longer than asked for")
-    if 0 < summary.good < FEW:
+    if summary.good == 1:
+        notes.append("one answer says nothing of how much they differ: see --seconds")
+    elif 0 < summary.good < FEW:
         notes.append(f"p99 of {summary.good} requests is their slowest, or nearly: see --seconds")
     if scenario.tenants and not endpoint.keys:
         who = result.target.engine

@@ -24,7 +24,7 @@ import msgspec
 from tidemill.bench.arrivals import Closed, Load
 from tidemill.bench.client import Client, Endpoint
 from tidemill.bench.processes import CpuMeter
-from tidemill.bench.records import Record, Recording, Window
+from tidemill.bench.records import MIN_SECONDS, Record, Recording, Window
 from tidemill.bench.stream import Answer, read
 from tidemill.bench.workload import Workload
 
@@ -57,7 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     keep_text: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 0.001), ("timeout", 0.001), ("warmup", 0), ("requests", 0)):
+        least_of = {"seconds": MIN_SECONDS, "timeout": MIN_SECONDS, "warmup": 0, "requests": 0}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if not least <= value < math.inf:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
@@ -91,25 +92,25 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 async def run(plan: Plan, on_progress: Callable[[Progress], None] | None = None) -> Recording:
     """Carry out a plan; ``on_progress`` is called twice a second. Raises BenchError if the first
     request fails."""
-    run = _Run(plan)
-    telling = None if on_progress is None else asyncio.create_task(run.tell(on_progress))
+    running = _Run(plan)
+    telling = None if on_progress is None else asyncio.create_task(running.tell(on_progress))
     # A collection would hold everything up for longer than what is measured.
     gc.collect()
     gc.disable()
     try:
-        await run.probe()
+        await running.probe()
         if isinstance(plan.load, Closed):
-            await run.closed_loop(plan.load.concurrency)
+            await running.closed_loop(plan.load.concurrency)
         else:
-            await run.open_loop(plan.load.due(random.Random(plan.workload.seed)))
-        return run.recording()
+            await running.open_loop(plan.load.due(random.Random(plan.workload.seed)))
+        return running.recording()
     finally:
         gc.enable()
         if telling is not None:
             telling.cancel()
             with suppress(asyncio.CancelledError):
                 await telling
-        run.client.close()
+        running.client.close()
 
 
 class _Conversation:
@@ -140,6 +141,7 @@ class _Run:
         self._numbers = itertools.count()
         self._records: list[Record] = []
         self._opened = self._closed = 0.0
+        self._over = asyncio.Event()  # the window has closed
         self._finished = 0  # requests, within the window
         self._began = time.monotonic()
         self._closing = self._began + plan.warmup + plan.seconds  # as far as it is known
@@ -188,7 +190,7 @@ class _Run:
                 if record.error is not None:
                     await asyncio.sleep(PAUSE_AFTER_ERROR)
                 if talk.goes_on(answer):
-                    await asyncio.sleep(talk.prompt.shape.pause)
+                    await self._rest(talk.prompt.shape.pause)
                 else:
                     talk = None
 
@@ -223,9 +225,15 @@ class _Run:
             if self._closed or not talk.goes_on(answer):
                 return
             due = record.ended + talk.prompt.shape.pause
-            await asyncio.sleep(due - time.monotonic())
+            await self._rest(due - time.monotonic())
             if self._closed:
                 return
+
+    async def _rest(self, seconds: float) -> None:
+        """As long as that, or as the window lasts: nothing is sent after it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
 
     async def _send(self, talk: _Conversation, due: float) -> tuple[Record, Answer]:
         prompt = talk.prompt
@@ -274,5 +282,6 @@ class _Run:
 
     def _close(self, now: float) -> None:
         self._closed = now
+        self._over.set()
         self._client_cpu = self._meter.own()
         self._watched = self._meter.others()

@@ -19,7 +19,9 @@ output = { kind = "uniform", low = 32, high = 128 }
 from __future__ import annotations
 
 import re
+import statistics
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -27,16 +29,21 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed, Gamma, Load, Trace
 from tidemill.bench.measures import Slo
+from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.traces import TraceFile, context_of
 from tidemill.bench.traces import read as read_trace
-from tidemill.bench.workload import Fixed, Shape, Workload
+from tidemill.bench.workload import Fixed, Shape, Size, Workload
 
 FOLDER = Path(__file__).parent / "scenarios"
 _MAX_FILE = 1 << 20
 
+OPEN_SEQUENCES = 8
+"""Sequences that an engine started here holds at once in an open loop; in a closed one, as many as
+there are streams."""
+
 _TO_THE_END = 1e6
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+Seconds = Annotated[float, msgspec.Meta(ge=MIN_SECONDS, le=1e6)]
 
 
 class ScenarioError(ValueError):
@@ -74,6 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         traced = isinstance(self.load, TraceFile)
         if not self.shapes and not traced:
             raise ValueError("shapes: there must be at least one")
+        if self.slo == Slo():
+            raise ValueError("slo: it has no limit; leave it out, or give ttft, tpot or e2e")
         names = [shape.name for shape in self.shapes]
         if len(set(names)) < len(names):
             raise ValueError("two shapes have the same name")
@@ -98,6 +107,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Tokens that one sequence of the shapes needs at most."""
         return context_of(max((shape.most for shape in self.shapes), default=0))
 
+    @property
+    def arrivals(self) -> Gamma | TraceFile:
+        """How its requests come, whatever their rate; by chance where they have none."""
+        return self.load if isinstance(self.load, Gamma | TraceFile) else Gamma(1.0)
+
+    def loaded(self, rate: float | None, concurrency: int | None) -> Scenario:
+        """With another load, if one is given: requests a second, which come as before, or at any
+        time. Starts stay what they are."""
+        load = self.load
+        if isinstance(load, Starts):
+            return self
+        if rate is not None:
+            load = self.arrivals.at(rate)
+        elif concurrency is not None:
+            load = Closed(concurrency)
+        return msgspec.structs.replace(self, load=load)
+
     def scaled(self, factor: float) -> Scenario:
         """With prompts and answers so many times as long."""
         shapes = tuple(shape.scaled(factor) for shape in self.shapes)
@@ -118,6 +144,13 @@ class Prepared(NamedTuple):
     context: int
     notes: list[str]
 
+    @property
+    def sequences(self) -> int:
+        """Those that an engine is to hold at once."""
+        if isinstance(self.load, Starts):
+            return 1
+        return self.load.concurrency if isinstance(self.load, Closed) else OPEN_SEQUENCES
+
 
 def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
     """Raises TraceError or ScenarioError, and OSError if a trace cannot be read."""
@@ -127,18 +160,48 @@ def prepare(scenario: Scenario, seed: int = 0) -> Prepared:
     found = read_trace(load)
     context = scenario.context
     if found.sizes:
-        shapes = (Shape("trace", Fixed(1), Fixed(1)),)  # all that is taken of it is its name
+        shapes = (_mean_shape(found.sizes),)  # of which only the name is used
         context = load.context or context_of(max(s.input + s.output for s in found.sizes))
     elif not shapes:
         raise ScenarioError(
             f"{load.file} has no columns input_tokens and output_tokens, and {scenario.name} no "
             "shapes: whose lengths are the requests to have?"
         )
-    # To its end, if that comes first; and all of it counts, as it may begin with a burst.
-    seconds = min(scenario.seconds, found.seconds / load.speed)
+    # To its end, if that comes first; and all of it counts, as it may begin with a burst. All of it
+    # may have come at once.
+    seconds = max(MIN_SECONDS, min(scenario.seconds, found.seconds))
     scenario = msgspec.structs.replace(scenario, warmup=0.0, seconds=seconds)
     workload = Workload(shapes, seed, found.sizes)
-    return Prepared(scenario, Trace(found.timestamps, load.speed), workload, context, found.notes)
+    return Prepared(scenario, Trace(found.timestamps, found.speed), workload, context, found.notes)
+
+
+def _mean_shape(sizes: Sequence[Size]) -> Shape:
+    prompt, answer = (
+        Fixed(round(statistics.fmean(lengths)))
+        for lengths in ([s.input for s in sizes], [s.output for s in sizes])
+    )
+    return Shape("trace", prompt, answer)
+
+
+def prepare_under(
+    scenario: Scenario, load: Closed | Gamma | TraceFile, seconds: float, warmup: float, seed: int
+) -> Prepared:
+    """A scenario with another load. The lengths of a trace stay; a closed loop has them one after
+    the other. Raises what ``prepare`` raises."""
+    if isinstance(scenario.load, TraceFile) and isinstance(load, Closed):
+        prepared = prepare(scenario, seed)
+        scenario = msgspec.structs.replace(
+            prepared.scenario, load=load, shapes=prepared.workload.shapes, seconds=seconds,
+            warmup=warmup,
+        )  # fmt: skip
+        return prepared._replace(scenario=scenario, load=load)
+    scenario = msgspec.structs.replace(scenario, load=load, seconds=seconds, warmup=warmup)
+    return prepare(scenario, seed)
+
+
+def rate_of(load: Closed | Gamma | TraceFile | Starts) -> float | None:
+    """Requests a second that it asks for, if it says so."""
+    return load.rate if isinstance(load, Gamma | TraceFile) else None
 
 
 def replay(trace: TraceFile, scenario: Scenario | None) -> Scenario:
@@ -182,11 +245,16 @@ def read(path: Path) -> Scenario:
     if len(data) > _MAX_FILE:
         raise ScenarioError(f"{path} is larger than a scenario can be")
     try:
-        scenario = msgspec.convert(tomllib.loads(data.decode()), Scenario)
+        table = tomllib.loads(data.decode("utf-8-sig"))  # some editors write that mark
+    except (ValueError, RecursionError) as error:
+        raise ScenarioError(f"{path} is not valid TOML: {error}") from None
+    try:
+        scenario = msgspec.convert(table, Scenario)
+        msgspec.msgpack.encode(scenario)  # as it is sent to the load generator
+    except OverflowError:
+        raise ScenarioError(f"{path}: a whole number in it has more than 64 bits") from None
     except msgspec.ValidationError as error:
         raise ScenarioError(f"{path}: {error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ScenarioError(f"{path} is not valid TOML: {error}") from None
     if isinstance(scenario.load, TraceFile):  # which may lie beside it
         load = msgspec.structs.replace(scenario.load, file=str(path.parent / scenario.load.file))
         scenario = msgspec.structs.replace(scenario, load=load)

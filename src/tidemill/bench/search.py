@@ -27,6 +27,7 @@ import numpy as np
 from tidemill.bench.arrivals import MAX_RATE, Closed, Gamma
 from tidemill.bench.measures import Slo
 from tidemill.bench.records import Record, Recording
+from tidemill.bench.traces import TraceFile
 
 MAX_TRIALS = 3
 """Of one rate, each twice as long as the one before. One alone is never sure: where nearly all is
@@ -54,7 +55,7 @@ _LIVES = 100
 """Of requests, one after the other, that a trial is to hold: queues take long to settle."""
 
 
-Measure = Callable[[Closed | Gamma, float, float, float], Recording]
+Measure = Callable[[Closed | Gamma | TraceFile, float, float, float], Recording]
 """A run: load, seconds of the window, seconds of warm-up, most seconds of a request. No two may
 have the same prompts, which an endpoint could have in its cache."""
 
@@ -65,7 +66,8 @@ Limit = Literal["endpoint", "load generator"]
 class Aim(msgspec.Struct, frozen=True):
     """What is looked for: the highest rate at which ``attain`` of the requests meet ``slo``, to
     within ``tolerance``. One trial's window lasts ``trial`` seconds at most; all of it ``budget``
-    seconds. ``burstiness``: of the arrivals (``arrivals.Gamma``)."""
+    seconds. ``arrivals``: how they come, at any rate. Of a trace all ``requests`` are in each
+    trial, however long that lasts."""
 
     slo: Slo
     attain: float = 0.99
@@ -73,20 +75,33 @@ class Aim(msgspec.Struct, frozen=True):
     trial: float = 60.0
     budget: float = 1200.0
     max_rate: float = MAX_RATE
-    burstiness: float = 1.0
+    arrivals: Gamma | TraceFile = Gamma(1.0)
+    requests: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.attain < 1:
             raise ValueError(f"attain must be a share between 0 and 1, not {self.attain}")
 
     @property
+    def replays(self) -> bool:
+        return isinstance(self.arrivals, TraceFile)
+
+    @property
     def bounds_waiting(self) -> bool:
         """Whether requests that wait in a queue miss the SLO at some time."""
         return self.slo.ttft is not None or self.slo.e2e is not None
 
-    def seconds(self, rate: float, each: float) -> float:
-        """Of the first trial of a rate, where a request takes ``each`` seconds. If none misses the
-        SLO it makes sure of that, where ``trial`` allows for so many. A few there must be."""
+    def window(self, rate: float, each: float, before: int = 0) -> tuple[float, float]:
+        """Seconds of a trial of a rate, where a request takes ``each`` seconds and there were so
+        many ``before`` it; and of its warm-up."""
+        if self.replays:
+            return self.requests / rate, 0.0
+        seconds = self._first(rate, each) * 2**before
+        return seconds, min(seconds, max(1.0, 2 * each))
+
+    def _first(self, rate: float, each: float) -> float:
+        """If none misses the SLO it makes sure of that, where ``trial`` allows for so many. A few
+        there must be."""
         enough = 1.1 * _Z**2 * self.attain / (1 - self.attain)
         if not self.bounds_waiting:
             enough = max(enough, 2 * _SEEN)
@@ -139,7 +154,7 @@ def search(
         return Found(met=met, missed=missed, stopped=stopped, rates=rates, seconds=clock() - began)
 
     say("one request at a time")
-    alone = _due(measure(Closed(1), _BASELINE_SECONDS, 0.0, math.inf))
+    alone = measure(Closed(1), _BASELINE_SECONDS, 0.0, math.inf).due
     if sum(map(aim.slo.met_by, alone)) * 2 <= len(alone):
         return end("most requests miss the SLO even if there is but one at a time")
     each = statistics.fmean(r.ended - r.sent for r in alone)
@@ -152,11 +167,10 @@ def search(
         if isinstance(rate, str):
             return end(rate)
         before = trials.setdefault(rate, [])
-        seconds = aim.seconds(rate, each) * 2 ** len(before)
-        warmup = min(seconds, max(1.0, 2 * each))
+        seconds, warmup = aim.window(rate, each, len(before))
         if clock() - began + warmup + seconds > aim.budget:
             return end(f"the time is up ({aim.budget / 60:.3g} minutes)")
-        before.append(measure(Gamma(rate, aim.burstiness), seconds, warmup, patience))
+        before.append(measure(aim.arrivals.at(rate), seconds, warmup, patience))
         judged[rate] = judge(rate, before, aim)
         say(words(judged[rate]))
 
@@ -217,7 +231,7 @@ def _generator(rate: Rate) -> str:
 def _estimate(aim: Aim, start: float, each: float) -> str:
     """Five doublings, a bisection of one of them, and two ends that are measured again."""
     bisections = math.ceil(math.log2(math.log(2) / math.log(1 + aim.tolerance)))
-    longest = aim.seconds(start, each)
+    longest, _ = aim.window(start, each)
     about = min(aim.budget, (5 + bisections + 2 * 2) * (longest + 2 * each))
     return (
         f"one request takes {each:.2g} s; the search will take about {about / 60:.0f} minutes, and "
@@ -230,7 +244,7 @@ def _estimate(aim: Aim, start: float, each: float) -> str:
 
 def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
     """What the trials of a rate say together."""
-    due = [_due(trial) for trial in trials]
+    due = [trial.due for trial in trials]
     flags = [[aim.slo.met_by(r) for r in requests] for requests in due]
     share, low, high = share_of(flags)
     met, why = share >= aim.attain, ""
@@ -239,7 +253,8 @@ def judge(rate: float, trials: Sequence[Recording], aim: Aim) -> Rate:
         low >= aim.attain and (aim.bounds_waiting or len(due[-1]) >= 2 * _SEEN)
     )
     errors = Counter(r.error for requests in due for r in requests if r.error is not None)
-    grows = [grown(trial) for trial in trials]
+    # A trace has an end, and with it comes what it has, a burst or a lull.
+    grows = [0.0 if aim.replays else grown(trial) for trial in trials]
     if errors:
         met, why, sure = False, _errors(errors), errors.total() > 1
         limit = "load generator" if "exhausted" in errors else limit
@@ -310,13 +325,6 @@ def grown(trial: Recording) -> float:
     flying = np.searchsorted(due, times) - np.searchsorted(ended, times)
     growth = float(np.polyfit(times - middle, flying, 1)[0]) * (window.closed - middle)
     return growth / came if growth > max(_GROWTH * came, 2 * math.sqrt(came)) else 0.0
-
-
-def _due(trial: Recording) -> list[Record]:
-    """The requests that count, in their order."""
-    window = trial.window
-    found = [r for r in trial.records if window.opened <= r.due < window.closed]
-    return sorted(found, key=lambda r: r.due)
 
 
 def _as_sent(due: Sequence[Sequence[Record]], slo: Slo) -> list[list[bool]]:

@@ -18,6 +18,8 @@ from tidemill.bench.engines import Engine, Launch, TargetError, started
 from tidemill.bench.stream import read
 from tidemill.bench.workload import Workload
 
+PHASES = ("mapped", "listening", "ready", "first_token", "second")
+
 
 class Start(msgspec.Struct, frozen=True):
     """Seconds since the process was begun: its port answered, a file of the model was mapped
@@ -34,8 +36,12 @@ class Start(msgspec.Struct, frozen=True):
     second: float
     mapped: float | None = None
 
-
-PHASES = ("mapped", "listening", "ready", "first_token", "second")
+    def __post_init__(self) -> None:
+        """Raises ValueError for times that no start takes: files may be damaged, or edited."""
+        for name in PHASES:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e9:
+                raise ValueError(f"{name} must be 0 to 1e9 seconds, not {value}")
 
 
 def measure_starts(

@@ -18,6 +18,7 @@ RESAMPLES = 500
 LEVEL = 0.95
 _SEED = 20240229  # the same records give the same intervals
 _AT_ONCE = 1_000_000  # values that are drawn together, for speed
+_NEARLY = 1 - 1e-12  # of a share: rounding must not make it more than it is
 
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.float64] | npt.NDArray[np.int64]
@@ -72,10 +73,14 @@ def weighted_percentiles(values: Floats, weights: Numbers, shares: npt.ArrayLike
     """Percentiles of ascending ``values`` of which each counts ``weights`` times, some of them more
     than 0."""
     below = weights.cumsum()
-    # A share of the whole is never more than the whole, whatever rounding makes of it.
-    at = below.searchsorted(np.asarray(shares) * (below[-1] * (1 - 1e-12)))
+    at = below.searchsorted(np.asarray(shares) * (below[-1] * _NEARLY))
     found: Floats = values[at]
     return found
+
+
+def rank(count: int, share: float) -> int:
+    """Which of ``count`` ascending values, from 0 on, is that percentile: as ``percentiles``."""
+    return max(0, math.ceil(share * count * _NEARLY) - 1)
 
 
 def interval(draws: Floats) -> Floats:

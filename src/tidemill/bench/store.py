@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidemill.bench.records import Record, Recording, Window
-from tidemill.bench.result import FORMAT, Result
+from tidemill.bench.result import NewerFormatError, Result, decode
 from tidemill.store import home
 
 if TYPE_CHECKING:
@@ -57,6 +57,12 @@ _COLUMNS = {
     "verdict": "VARCHAR",
     "text": "VARCHAR",
 }
+
+_MOST = 1e9
+"""Seconds, beyond what a run lasts."""
+
+_MOST_VALUES = 100_000_000
+"""Of all columns together, times counted one by one: compressed they can be a file of some KiB."""
 
 # Of the end of an id, which tells runs of the same minute apart; none that are read as another.
 _LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"
@@ -133,6 +139,8 @@ class Store:
     def find(self, beginning: str) -> str:
         """The id that begins so, if it is one only; whether the file can be read is not asked."""
         found = [path.stem for path in self._paths() if path.stem.startswith(beginning)]
+        if not beginning:  # of all: an empty variable of a script shall not remove a result
+            found = []
         if beginning in found:
             return beginning
         if not found:
@@ -154,6 +162,10 @@ class Store:
             return None
         try:
             recording = msgspec.json.decode(about, type=Recording)
+            values = "SELECT coalesce(sum(num_values), 0) FROM parquet_metadata(?)"
+            (count,) = self._database.execute(values, [str(path)]).fetchall()[0]
+            if count > _MOST_VALUES:
+                raise StoreError(f"{path} has {count} values in it, more than a run can have")
             rows = self._database.execute("SELECT * FROM read_parquet(?)", [str(path)])
             names = [column[0] for column in rows.description or ()]
             recording.records = msgspec.convert(
@@ -161,8 +173,8 @@ class Store:
             )
         except (msgspec.MsgspecError, _database_error()) as error:
             raise StoreError(f"{path} is damaged: {_first_line(error)}") from None
-        if any(record.error is None and not record.times for record in recording.records):
-            raise StoreError(f"{path} is damaged: a good answer has no times")
+        if not all(map(_is_sound, recording.records)) or not 0 < recording.window.seconds < _MOST:
+            raise StoreError(f"{path} is damaged: it has times or tokens that no request has")
         return recording
 
     def remove(self, id: str) -> str:
@@ -219,12 +231,9 @@ class Store:
         if _RESULT not in about:
             raise StoreError(f"{path} is no result of tidemill bench")
         try:
-            if (newer := msgspec.json.decode(about[_RESULT], type=_Format).format) > FORMAT:
-                raise StoreError(f"{path} is of a newer tidemill (format {newer})")
-            result = msgspec.json.decode(about[_RESULT], type=Result)
-            datetime.datetime.fromisoformat(result.when)
-        except StoreError:
-            raise
+            result = decode(about[_RESULT])
+        except NewerFormatError as error:
+            raise StoreError(f"{path} is {error}") from None
         except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
             raise StoreError(f"{path} is damaged: {_first_line(error)}") from None
         result.id = path.stem  # whoever renamed the file wants it to be called that
@@ -252,10 +261,6 @@ class Store:
                 config={"threads": 1, "autoinstall_known_extensions": False}
             )
         return self._connection
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 def _write(
@@ -297,6 +302,17 @@ def relative(recording: Recording) -> Recording:
     ]
     window = Window(0.0, recording.window.closed - start)
     return msgspec.structs.replace(recording, records=records, window=window)
+
+
+def _is_sound(record: Record) -> bool:
+    """Whether it can be of a request: files may be damaged, or edited."""
+    moments = (record.due, record.sent, record.ended, *record.times)
+    counts = (record.prompt_tokens, record.cached_tokens, record.output_tokens, record.asked)
+    return (
+        all(abs(moment) < _MOST for moment in moments)
+        and all(count is None or count >= 0 for count in counts)
+        and (record.error is not None or bool(record.times))
+    )
 
 
 def _database_error() -> type[Exception]:

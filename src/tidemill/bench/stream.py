@@ -14,10 +14,10 @@ from tidemill.bench.workload import MAX_TOKENS
 class Answer(msgspec.Struct):
     """One answer, read. ``error`` is None for a good one, else of which kind it is:
 
-    those of ``client.Failure``; ``http_404`` and the like; ``not_a_stream`` (HTML, or JSON in one
-    piece); ``not_json`` (an event that is none); ``in_stream`` (the server told of an error after
-    it had begun); ``cut_off`` (the stream ended without its end mark or a finish reason);
-    ``no_tokens``.
+    those of ``client.Failure``; ``http_404`` and the like; ``compressed`` (which was not asked
+    for); ``not_a_stream`` (HTML, or JSON in one piece); ``not_json`` (an event that is none);
+    ``in_stream`` (the server told of an error after it had begun); ``cut_off`` (the stream ended
+    without its end mark or a finish reason); ``no_tokens``.
     """
 
     times: list[float]
@@ -86,6 +86,8 @@ def read(reply: Reply) -> Answer:
         answer.error, answer.detail = f"http_{reply.status}", _told(reply.body())
         if reply.location:
             answer.detail = f"it redirects to {printable(reply.location)}: give that address"
+    elif reply.begun and reply.content_encoding not in ("", "identity"):
+        answer.error, answer.detail = "compressed", printable(reply.content_encoding)
     elif reply.begun and "event-stream" not in reply.content_type and reply.failure is None:
         answer.error = "not_a_stream"
         kind = printable(reply.content_type) or "no content type"

@@ -66,16 +66,8 @@ def shown(url: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def served_models(url: str, api_key: str | None) -> list[str]:
-    """The names that ``/v1/models`` lists. Raises TargetError."""
-    try:
-        endpoint = Endpoint(url, "", api_key=api_key)
-    except ValueError as error:
-        raise TargetError(str(error)) from None
-    return asyncio.run(_served_models(endpoint))
-
-
 async def _served_models(endpoint: Endpoint) -> list[str]:
+    """The names that ``/v1/models`` lists. Raises TargetError."""
     client = Client(endpoint, _LIST_SECONDS)
     try:
         reply = await client.models()
@@ -117,7 +109,11 @@ class _Models(msgspec.Struct):
 
 def choose_model(url: str, api_key: str | None) -> str:
     """The one that the endpoint serves. Raises TargetError if it is not one."""
-    names = served_models(url, api_key)
+    try:
+        endpoint = Endpoint(url, "", api_key=api_key)
+    except ValueError as error:
+        raise TargetError(str(error)) from None
+    names = asyncio.run(_served_models(endpoint))
     if len(names) != 1:
         raise TargetError(
             f"{shown(url)} serves {len(names)} models, name one with --model: {_listed(names)}"
@@ -176,6 +172,7 @@ def _said(answer: Answer) -> str:
 
 _MEANINGS = {
     "timeout": "it does not answer",
+    "compressed": "its answers are compressed, though that was not asked for",
     "not_a_stream": "it does not stream",
     "not_json": "its stream is none of an OpenAI-compatible API",
     "closed": "it breaks off",

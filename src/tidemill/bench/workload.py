@@ -34,6 +34,9 @@ learn should world high
 MAX_TOKENS = 2_000_000
 """Of a prompt's part, or an answer: no model has such a context."""
 
+_MAX_WEIGHT = 1e9
+_MAX_PAUSE = 1e6
+
 _P90 = 1.2815515655446004  # standard deviations of a normal distribution below which 90 % lie
 
 
@@ -139,12 +142,21 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 0 <= self.prefix <= MAX_TOKENS:
             raise ValueError(f"shape {self.name!r}: prefix must be 0 to {MAX_TOKENS}")
-        if not (0 < self.weight < math.inf) or self.prefixes < 1:
-            raise ValueError(f"shape {self.name!r}: weight must be > 0, prefixes >= 1")
+        if not (0 < self.weight <= _MAX_WEIGHT) or self.prefixes < 1:
+            raise ValueError(
+                f"shape {self.name!r}: weight must be > 0, {_MAX_WEIGHT:g} at most, prefixes >= 1"
+            )
         if self.input is None and self.task is None:
             raise ValueError(f"shape {self.name!r} needs an input, or a task")
-        if not 1 <= self.turns <= 1000 or not (0 <= self.pause < math.inf):
-            raise ValueError(f"shape {self.name!r}: turns must be 1 to 1000, pause >= 0")
+        if not 1 <= self.turns <= 1000 or not (0 <= self.pause <= _MAX_PAUSE):
+            raise ValueError(
+                f"shape {self.name!r}: turns must be 1 to 1000, pause 0 to {_MAX_PAUSE:g} s"
+            )
+        if self.most > MAX_TOKENS:
+            raise ValueError(
+                f"shape {self.name!r}: prompts and answers of up to {self.most} tokens, all turns "
+                f"together, are more than the {MAX_TOKENS} that any model has room for"
+            )
 
     @property
     def most(self) -> int:
@@ -178,23 +190,32 @@ class Prompt(NamedTuple):
     drawn: Mapping[str, Value] | None = None
 
 
+class Part(NamedTuple):
+    """The first ``tokens`` of a text of that name, which prompts share."""
+
+    name: str
+    tokens: int
+
+
 class Size(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one recorded request (``traces.py``): of its prompt, of which the first ``prefix``
-    are those of all requests of its ``group``, and of its answer."""
+    """Tokens of one recorded request (``traces.py``): of its prompt, which begins with ``parts``,
+    and of its answer."""
 
     input: int
     output: int
-    group: str = ""
-    prefix: int = 0
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def prefix(self) -> int:
+        return sum(part.tokens for part in self.parts)
 
 
 class PromptSizes(NamedTuple):
-    """How long a prompt is, without its words. ``beginning`` names the ``prefix`` tokens that it
-    shares with others, if it does; ``words`` follow them, and then ``task``."""
+    """How long a prompt is, without its words. ``parts``: what it shares with others; ``words``
+    follow them, and then ``task``."""
 
     shape: Shape
-    beginning: str
-    prefix: int
+    parts: tuple[Part, ...]
     words: int
     task: str
     max_tokens: int
@@ -204,7 +225,8 @@ class Workload(msgspec.Struct, frozen=True):
     """A mix of shapes. The prompts of two seeds have nothing in common.
 
     If there are ``recorded`` sizes, they take the place of the shape's lengths and prefix: request
-    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``).
+    i has the (i - 1)th of them, as request 0 comes before all others (``run.py``). A closed loop
+    can ask for more than there are, and gets them with other words.
     """
 
     shapes: tuple[Shape, ...]
@@ -219,8 +241,8 @@ class Workload(msgspec.Struct, frozen=True):
         """The prompt of that number; with a history the one that follows it."""
         if self.recorded:
             return self._sized(index)
-        shape, beginning, rng = self._begin(index, len(history))
-        prefix = _beginning(beginning, shape.prefix) if beginning else ""
+        shape, shared, rng = self._begin(index, len(history))
+        prefix = _text(shared)
         parts = [prefix] if prefix and not shape.system and not history else []
         if shape.input is not None:
             parts.append(_words(rng, shape.input.draw(rng)))
@@ -236,46 +258,50 @@ class Workload(msgspec.Struct, frozen=True):
     def sizes(self, index: int, turn: int = 0) -> PromptSizes:
         """Of the prompt of that number; of its conversation's, the one after ``turn`` others."""
         if self.recorded:
-            size, beginning = self._recorded(index)
+            size, shared = self._recorded(index)
             words = size.input - size.prefix
-            return PromptSizes(self.shapes[0], beginning, size.prefix, words, "", size.output)
-        shape, beginning, rng = self._begin(index, turn)
+            return PromptSizes(self.shapes[0], shared, words, "", size.output)
+        shape, shared, rng = self._begin(index, turn)
         words, task = 0, ""
         if shape.input is not None:
             words = shape.input.draw(rng)
             _skip_words(rng, words)
         if shape.task is not None:
             task = shape.task.text(shape.task.draw(rng))
-        return PromptSizes(shape, beginning, shape.prefix, words, task, shape.output.draw(rng))
+        return PromptSizes(shape, shared, words, task, shape.output.draw(rng))
 
-    def _begin(self, index: int, turn: int) -> tuple[Shape, str, random.Random]:
-        """Of which shape it is, what names its beginning, and what the rest is drawn from."""
+    def _begin(self, index: int, turn: int) -> tuple[Shape, tuple[Part, ...], random.Random]:
+        """Of which shape it is, what it begins with, and what the rest is drawn from."""
         rng = random.Random(f"{self.seed} {index}")
         shape = rng.choices(self.shapes, [shape.weight for shape in self.shapes])[0]
-        beginning = ""
+        shared: tuple[Part, ...] = ()
         if shape.prefix:
-            beginning = f"{self.seed} {shape.name} {rng.randrange(shape.prefixes)}"
+            which = rng.randrange(shape.prefixes)
+            shared = (Part(f"{self.seed} {shape.name} {which}", shape.prefix),)
         if turn:
             rng = random.Random(f"{self.seed} {index} {turn}")
-        return shape, beginning, rng
+        return shape, shared, rng
 
-    def _recorded(self, index: int) -> tuple[Size, str]:
-        """Of a trace, with the name of what it begins with."""
-        size = self.recorded[max(0, index - 1)]
-        return size, f"{self.seed} {size.group}" if size.prefix else ""
+    def _recorded(self, index: int) -> tuple[Size, tuple[Part, ...]]:
+        """Of a trace, with what it begins with; after its last request comes its first again."""
+        size = self.recorded[max(0, index - 1) % len(self.recorded)]
+        return size, tuple(Part(f"{self.seed} {name}", tokens) for name, tokens in size.parts)
 
     def _sized(self, index: int) -> Prompt:
         rng = random.Random(f"{self.seed} {index}")
-        size, beginning = self._recorded(index)
-        shared = _beginning(beginning, size.prefix) if beginning else ""
+        size, shared = self._recorded(index)
         own = _words(rng, size.input - size.prefix)
-        return Prompt(self.shapes[0], f"{shared} {own}".strip(), size.output)
+        return Prompt(self.shapes[0], f"{_text(shared)} {own}".strip(), size.output)
+
+
+def _text(parts: tuple[Part, ...]) -> str:
+    return " ".join(_beginning(part) for part in parts)
 
 
 # Making the words of a long beginning again for every request would hold up the load.
-@functools.lru_cache(maxsize=64)
-def _beginning(which: str, count: int) -> str:
-    return _words(random.Random(which), count)
+@functools.lru_cache(maxsize=4096)
+def _beginning(part: Part) -> str:
+    return _words(random.Random(part.name), part.tokens)
 
 
 def _scaled(tokens: int, factor: float) -> int:

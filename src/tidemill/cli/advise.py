@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +12,13 @@ from tidemill.cli.blocks import echo_blocks, echo_json
 from tidemill.cli.options import price_option, read_text
 
 if TYPE_CHECKING:
+    import datetime
     from collections.abc import Mapping
 
     from tidemill.advise.advice import Advice
     from tidemill.advise.answers import Answers
     from tidemill.advise.evidence import Evidence
+    from tidemill.advise.facts import Engine
     from tidemill.advise.flips import Flips
     from tidemill.advise.page import Report
     from tidemill.advise.scores import Dimension
@@ -111,6 +113,9 @@ def advise(
             answers, shares, candidates, lambda case, by: report.blocks(*decided(case, by)), port
         )
         return
+    if write_answers not in (None, "-"):
+        with open(str(write_answers), "ab"):  # can it be written? Better known before the questions
+            pass
     answers = _answers(answers_file, defaults, candidates)
     if write_answers is not None:
         from tidemill.advise.answers import write
@@ -181,30 +186,31 @@ def _answers(path: str | None, defaults: bool, engines: tuple[str, ...]) -> Answ
         )
     from tidemill.cli.interview import Interview
 
-    return Interview({}, engines).run()
+    return Interview(engines).run()
 
 
-def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> None:
+def _check_facts(
+    engines: Mapping[str, Engine], limit: int, *, as_json: bool, markdown: bool
+) -> None:
     from tidemill.advise import report
 
     today = _today()
     stale = {
-        engine.id: engine.stale(today, limit) for engine in engines.values()
-        if engine.stale(today, limit)
-    }  # fmt: skip
+        engine.id: names for engine in engines.values() if (names := engine.stale(today, limit))
+    }
     if as_json:
         echo_json(
             {
-                "today": str(today),
+                "today": today,
                 "max_age": limit,
                 "engines": {
                     engine.id: {
                         name: {
-                            "value": _plain(fact.value),
+                            "value": fact.value,
                             "complete": fact.complete,
                             "note": fact.note or None,
                             "source": fact.source.url,
-                            "looked_up": str(fact.source.looked_up),
+                            "looked_up": fact.source.looked_up,
                         }
                         for name, fact in engine.facts.items()
                     }
@@ -219,14 +225,7 @@ def _check_facts(engines: Any, limit: int, *, as_json: bool, markdown: bool) -> 
         raise SystemExit(1)
 
 
-def _plain(value: Any) -> Any:
-    """A fact's value for JSON: dates as text."""
-    return value if isinstance(value, (str, int, bool)) else (
-        list(value) if isinstance(value, tuple) else str(value)
-    )  # fmt: skip
-
-
-def _today() -> Any:
+def _today() -> datetime.date:
     import datetime
 
     return datetime.datetime.now(datetime.UTC).date()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,32 +11,14 @@ from tidemill.cli.bench_report import report
 from tidemill.cli.bench_results import compare, results, rm
 from tidemill.cli.bench_scenarios import list_scenarios, run, selftest, show
 from tidemill.cli.bench_search import curve, search
-from tidemill.cli.options import threads_option
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.options import Numbers, threads_option
 
 if TYPE_CHECKING:
     from tidemill.backends.base import Batch
     from tidemill.backends.cpu import CpuRunner
 
 _BLOCK = 16
-
-
-class Counts(click.ParamType[tuple[int, ...]]):
-    """Whole numbers from 1 on, with commas between."""
-
-    name = "n,n..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            counts = tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is no list of whole numbers like 1,8,32", param, ctx)
-        if not all(1 <= count <= 1024 for count in counts):
-            self.fail("each number must be 1 to 1024", param, ctx)
-        return counts
 
 
 @click.group("bench", invoke_without_command=True)
@@ -60,7 +42,7 @@ for _command in (
     help="Tokens of the prompt step.",
 )  # fmt: skip
 @click.option(
-    "--streams", type=Counts(), default="1,8,32", show_default=True,
+    "--streams", type=Numbers(click.IntRange(1, 1024)), default="1,8,32", show_default=True,
     help="Sequences of each decode step.",
 )  # fmt: skip
 @click.option(
@@ -131,9 +113,7 @@ def kernel(
             click.echo(table(result))
     runner.close()
     if as_json:
-        import json
-
-        click.echo(json.dumps({"model": model, "limits": limits, "steps": results}, indent=2))
+        echo_json({"model": model, "limits": limits, "steps": results})
 
 
 def _batch(runner: CpuRunner, n: int, new: int, past: int) -> Batch:

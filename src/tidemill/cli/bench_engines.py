@@ -1,20 +1,14 @@
-"""``tidemill bench engines``: which engines can be started here; options of what they cost."""
+"""``tidemill bench engines``: which engines can be started here."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.options import Number
-
 if TYPE_CHECKING:
     from tidemill.bench.engines import Engine
-
-_PRICE = Number(min=0, max=1e9)
 
 
 @click.command("engines")
@@ -52,31 +46,3 @@ def _abilities(engine: Engine) -> str:
     if engine.tenants:
         words.append("tells tenants apart")
     return "; ".join([*words, engine.proof])
-
-
-def prices_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that make ``prices`` (``bench.resources.Prices``)."""
-
-    @click.option(
-        "--price-per-hour", type=_PRICE, metavar="PRICE",
-        help="Of the machine, in any currency: then costs of a million tokens are told.",
-    )  # fmt: skip
-    @click.option("--power-price", type=_PRICE, metavar="PRICE", help="Of a kWh.")
-    @click.option(
-        "--people-per-hour", type=_PRICE, metavar="PRICE", help="Of those who run the machine."
-    )
-    @click.option(
-        "--watts", type=Number(min=0, min_open=True, max=1e6),
-        help="The machine's power under load, for an estimate where there is no meter.",
-    )  # fmt: skip
-    @functools.wraps(command)
-    def with_prices(
-        *args: Any, price_per_hour: float | None, power_price: float | None,
-        people_per_hour: float | None, watts: float | None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
-        from tidemill.bench.resources import Prices
-
-        prices = Prices(hour=price_per_hour, kwh=power_price, people=people_per_hour, watts=watts)
-        return command(*args, prices=prices, **kwargs)
-
-    return with_prices

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_engines import prices_options
-from tidemill.cli.options import Number, threads_option
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.options import Number, Text, named_numbers, threads_option
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from tidemill.bench.result import Settings
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.targets import Target
+    from tidemill.bench.traces import TraceFile
     from tidemill.cli.bench_results import Keeper
 
-POSITIVE = Number(min=0, min_open=True, max=1e6)
+POSITIVE = Number(min=1e-6, max=1e6)
+SECONDS = Number(min=0.001, max=1e6)
+SEED = click.IntRange(0, 2**32 - 1)
+_TIME = Number(min=0, max=1e12)
+_PRICE = Number(min=0, max=1e9)
 
 
 class Limits(click.ParamType["Slo"]):
@@ -34,18 +39,13 @@ class Limits(click.ParamType["Slo"]):
 
         if isinstance(value, Slo):
             return value
-        limits: dict[str, float] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in Slo.__struct_fields__ or name in limits:
-                    raise ValueError
-                limits[name] = float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
-                    param, ctx,
-                )  # fmt: skip
+        try:
+            limits = named_numbers(value, dict.fromkeys(Slo.__struct_fields__, float))
+        except ValueError:
+            self.fail(
+                f"{value!r} is not like ttft=0.5,tpot=0.05 (ttft, tpot and e2e, in seconds)",
+                param, ctx,
+            )  # fmt: skip
         try:
             return Slo(**limits)
         except ValueError as error:
@@ -86,12 +86,6 @@ class Asked:
     name: str | None
     no_keep: bool
     keep_text: bool
-
-    def scenario(self, name: str) -> Scenario:
-        """Of that name or file. Raises ScenarioError."""
-        from tidemill.bench import scenario as known
-
-        return self.changed(known.load(name))
 
     def changed(self, scenario: Scenario) -> Scenario:
         """With the lengths and the time limit that were asked for."""
@@ -140,21 +134,44 @@ class Asked:
 
     def write_json(self, value: Any) -> None:
         """Where it was asked for, if it was."""
-        import msgspec
-
-        if self.json_file is None:
-            return
-        data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
         if self.json_file == "-":
-            click.echo(data.decode(), nl=False)
-        else:
-            with open(self.json_file, "wb") as file:
-                file.write(data)
+            echo_json(value)
+        elif self.json_file is not None:
+            with open(self.json_file, "w", encoding="utf-8") as file:
+                echo_json(value, file)
+
+
+def _prices_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``prices`` (``bench.resources.Prices``)."""
+
+    @click.option(
+        "--price-per-hour", type=_PRICE, metavar="PRICE",
+        help="Of the machine, in any currency: then costs of a million tokens are told.",
+    )  # fmt: skip
+    @click.option("--power-price", type=_PRICE, metavar="PRICE", help="Of a kWh.")
+    @click.option(
+        "--people-per-hour", type=_PRICE, metavar="PRICE", help="Of those who run the machine."
+    )
+    @click.option(
+        "--watts", type=Number(min=0, min_open=True, max=1e6),
+        help="The machine's power under load, for an estimate where there is no meter.",
+    )  # fmt: skip
+    @functools.wraps(command)
+    def with_prices(
+        *args: Any, price_per_hour: float | None, power_price: float | None,
+        people_per_hour: float | None, watts: float | None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        from tidemill.bench.resources import Prices
+
+        prices = Prices(hour=price_per_hour, kwh=power_price, people=people_per_hour, watts=watts)
+        return command(*args, prices=prices, **kwargs)
+
+    return with_prices
 
 
 _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     click.option(
-        "--target", required=True, metavar="URL|ENGINE[:MODEL]",
+        "--target", required=True, type=Text(), metavar="URL|ENGINE[:MODEL]",
         help="An OpenAI-compatible endpoint, or what is started: tidemill[:MODEL], llama.cpp:MODEL "
         "... (see `tidemill bench engines`).",
     ),
@@ -167,17 +184,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
         help="Write results, settings and machine there too (-: to stdout, and no table).",
     ),
     click.option(
-        "--model", help="What an endpoint calls the model. [default: the only one it has]"
+        "--model", type=Text(),
+        help="What an endpoint calls the model. [default: the only one it has]",
     ),
     click.option(
         "--scale", type=Number(min=0.001, max=1000), default=1.0, show_default=True,
         help="Factor of the lengths of prompts and answers.",
     ),
     click.option(
-        "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the prompts."
+        "--seed", type=SEED, default=0, show_default=True, help="Of the prompts."
     ),
     click.option(
-        "--timeout", type=POSITIVE, help="Seconds for a request. [default: the scenario's]"
+        "--timeout", type=SECONDS, help="Seconds for a request. [default: the scenario's]"
     ),
     click.option(
         "--api-key", envvar="TIDEMILL_BENCH_KEY", metavar="KEY",
@@ -189,15 +207,18 @@ _OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
     ),
     threads_option,
     click.option(
-        "--binary", "--python", metavar="FILE",
+        "--binary", "--python", type=Text(), metavar="FILE",
         help="The engine's program (llama-server, vllm ...), or the interpreter that has its "
         "package.",
     ),
     click.option(
-        "--engine-args", default="", metavar="TEXT", help="More arguments for the engine."
+        "--engine-args", type=Text(), default="", metavar="TEXT",
+        help="More arguments for the engine.",
     ),
-    prices_options,
-    click.option("--name", help="What to call the results; runs of one name are repeats."),
+    _prices_options,
+    click.option(
+        "--name", type=Text(), help="What to call the results; runs of one name are repeats."
+    ),
     click.option(
         "--no-keep", is_flag=True, help="Do not keep results (see `tidemill bench results`)."
     ),
@@ -217,6 +238,51 @@ def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         decorated = option(decorated)
     return decorated
+
+
+_TRACE_OPTIONS: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
+    click.option(
+        "--trace", type=Text(), metavar="FILE",
+        help="Requests as they once came (CSV with Azure's, BurstGPT's or our columns, or "
+        "Mooncake's JSON lines), in place of the scenario's load and lengths.",
+    ),
+    click.option("--limit", type=click.IntRange(1, 10**9), help="Requests of a trace, at most."),
+    click.option(
+        "--from", "start", type=_TIME, help="Second of a trace from which on it is replayed."
+    ),
+    click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed."),
+    click.option(
+        "--context", type=click.IntRange(513, 2_000_000), metavar="TOKENS",
+        help="What the model holds: longer requests of a trace are shortened to that.",
+    ),
+]  # fmt: skip
+
+
+def trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that make ``recorded`` (a ``TraceFile``, or None)."""
+
+    @functools.wraps(command)
+    def with_trace(*args: Any, trace: str | None, **kwargs: Any) -> Any:
+        names = {"start": "--from", "end": "--to", "limit": "--limit", "context": "--context"}
+        part = {name: value for name in names if (value := kwargs.pop(name)) is not None}
+        if trace is None and part:
+            raise click.UsageError(f"{names[next(iter(part))]} is for a --trace")
+        recorded = None if trace is None else _trace(trace, part)
+        return command(*args, recorded=recorded, **kwargs)
+
+    decorated: Callable[..., Any] = with_trace
+    for option in reversed(_TRACE_OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+def _trace(file: str, part: dict[str, Any]) -> TraceFile:
+    from tidemill.bench.traces import TraceFile
+
+    try:
+        return TraceFile(file, **part)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _at_hand(target: Target, model: str | None, settings: Settings) -> tuple[Target, Settings]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.printable import printable
 from tidemill.cli.table import table
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def show_result(id: str, by_definitions: bool) -> None:
             " `tidemill bench results` lists results"
         ) from None
     if not by_definitions:
-        click.echo(report.text(result))
+        click.echo(printable(report.text(result)))
         return
     recording = store.recording(id)
     if recording is None:
@@ -72,17 +74,19 @@ def show_result(id: str, by_definitions: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="The results themselves, as JSON.")
 def results(scenario: str | None, target: str | None, name: str | None, as_json: bool) -> None:
     """List what was measured and kept, newest first."""
+    from tidemill.bench import targets
+
+    if target is not None and "://" in target:
+        target = targets.shown(targets.parse(target).url or "")  # as it is kept
     found = open_store().results(scenario=scenario, target=target, name=name)
     if as_json:
-        import msgspec
-
-        data = msgspec.json.format(msgspec.json.encode({"results": found}), indent=2)
-        click.echo(data.decode())
+        echo_json({"results": found})
         return
     if not found:
         click.echo("nothing was kept yet, or nothing that fits")
         return
-    click.echo(table(("ID", "NAME", "MEASURED", "LOAD", "FIGURES"), [_row(r) for r in found]))
+    header = ("ID", "NAME", "MEASURED", "LOAD", "FIGURES")
+    click.echo(table(header, [tuple(map(printable, _row(result))) for result in found]))
 
 
 def _row(result: Result) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ def _row(result: Result) -> tuple[str, ...]:
 
 def _figures(result: Result) -> Iterator[str]:
     """The few that tell one result from another."""
-    from tidemill.bench.report import seconds
+    from tidemill.bench.report import percent, seconds
     from tidemill.bench.starts import medians
 
     if result.starts:
@@ -114,7 +118,7 @@ def _figures(result: Result) -> Iterator[str]:
         if found := summary.latency.get(name):
             yield f"{name.upper()} p50 {seconds(found['p50'].value)}"
     if summary.attained is not None:
-        yield f"SLO {summary.attained:.0%}"
+        yield f"SLO {percent(summary.attained, 0)}"
     if summary.errors:
         yield f"{sum(summary.errors.values())} errors"
     if summary.invalid:
@@ -126,7 +130,7 @@ def _figures(result: Result) -> Iterator[str]:
 def rm(ids: tuple[str, ...]) -> None:
     """Remove results. The beginning of an ID will do, if no other begins so."""
     store = open_store()
-    for found in [store.find(id) for id in ids]:  # all are there, or none is removed
+    for found in dict.fromkeys([store.find(id) for id in ids]):  # all are there, or none is removed
         click.echo(f"{store.remove(found)}: removed")
 
 
@@ -156,13 +160,10 @@ def compare(
         for one, other in pairs(a, b, open_store(), scenario)
     ]
     if as_json:
-        import msgspec
-
-        data = msgspec.json.encode({"comparisons": [_bare(comparison) for comparison in found]})
-        click.echo(msgspec.json.format(data, indent=2).decode())
+        echo_json({"comparisons": [_bare(comparison) for comparison in found]})
         return
     as_words = words.markdown if as_markdown else words.text
-    click.echo("\n\n".join(map(as_words, found)))
+    click.echo(printable("\n\n".join(map(as_words, found))))
 
 
 def _bare(comparison: Comparison) -> dict[str, Any]:

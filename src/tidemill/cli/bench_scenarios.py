@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.bench_options import POSITIVE, Asked, measuring_options
-from tidemill.cli.options import Number
+from tidemill.cli.bench_options import (
+    POSITIVE,
+    SECONDS,
+    Asked,
+    measuring_options,
+    trace_options,
+)
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.bench.result import Result
     from tidemill.bench.scenario import Scenario
     from tidemill.bench.traces import TraceFile
-
-_TIME = Number(min=0, max=1e12)
 
 
 @click.command("run", short_help="Measure a server, or an engine that is started for it.")
@@ -23,33 +28,25 @@ _TIME = Number(min=0, max=1e12)
     "--scenario", "scenarios", multiple=True, metavar="NAME|FILE.toml|all",
     help="What is asked; see `tidemill bench list`. Repeatable.",
 )  # fmt: skip
-@click.option("--seconds", "window", type=POSITIVE, help="Of measuring. [default: the scenario's]")
-@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
+@click.option("--seconds", "window", type=SECONDS, help="Of measuring. [default: the scenario's]")
+@click.option(
+    "--rate", type=POSITIVE,
+    help="Requests a second, in place of the scenario's load; of a trace as fast as that makes it.",
+)  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
 )  # fmt: skip
-@click.option(
-    "--trace", metavar="FILE.csv",
-    help="Requests as they once came (Azure's and BurstGPT's columns too), in place of the "
-    "scenario's load and lengths.",
-)  # fmt: skip
+@trace_options
 @click.option("--speed", type=POSITIVE, help="How many times as fast a trace comes.")
-@click.option("--limit", type=click.IntRange(1), help="Requests of a trace, at most.")
-@click.option("--from", "start", type=_TIME, help="Second of a trace from which on it is replayed.")
-@click.option("--to", "end", type=_TIME, help="Second of a trace up to which it is replayed.")
-@click.option(
-    "--context", type=click.IntRange(513, 2_000_000), metavar="TOKENS",
-    help="What the model holds: longer requests of a trace are shortened to that.",
-)  # fmt: skip
 def run(
     asked: Asked,
     scenarios: tuple[str, ...],
     window: float | None,
     rate: float | None,
     concurrency: int | None,
-    trace: str | None,
-    **part: float | None,
+    recorded: TraceFile | None,
+    speed: float | None,
 ) -> None:
     """Measure how a server answers, as its users see it.
 
@@ -57,16 +54,18 @@ def run(
     comes from a process of its own. With several scenarios, one that cannot be run does not
     keep the others from it.
     """
+    import msgspec
+
     from tidemill.bench import scenario as known
 
-    if sum(given is not None for given in (rate, concurrency, trace)) > 1:
-        raise click.UsageError("--rate, --concurrency or --trace: only one of them")
-    if trace is None and (odd := [name for name, value in part.items() if value is not None]):
-        names = {"start": "from", "end": "to"}
-        raise click.UsageError(f"--{names.get(odd[0], odd[0])} is for a --trace")
-    if not scenarios and trace is None:
+    if concurrency is not None and (rate is not None or recorded is not None):
+        raise click.UsageError("--concurrency is not for a --rate or a --trace")
+    if not scenarios and recorded is None:
         raise click.UsageError("what is asked? Give a --scenario, or a --trace")
-    recorded = None if trace is None else _trace(trace, part)
+    if speed is not None:
+        if recorded is None or rate is not None:
+            raise click.UsageError("--speed is for a --trace without --rate")
+        recorded = msgspec.structs.replace(recorded, speed=speed)
     chosen: list[Scenario | None] = [
         known.load(one)
         for one in dict.fromkeys(
@@ -82,15 +81,6 @@ def run(
     )
 
 
-def _trace(file: str, part: dict[str, Any]) -> TraceFile:
-    from tidemill.bench.traces import TraceFile
-
-    try:
-        return TraceFile(file, **{k: v for k, v in part.items() if v is not None})
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _loaded(
     scenario: Scenario | None, window: float | None, rate: float | None, concurrency: int | None,
     trace: TraceFile | None,
@@ -98,22 +88,15 @@ def _loaded(
     """A scenario with what options say otherwise of its load."""
     import msgspec
 
-    from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts, replay
 
     if trace is not None:
         scenario = replay(trace, scenario)
     assert scenario is not None
-    changes: dict[str, Any] = {}
-    if not isinstance(scenario.load, Starts):
-        if rate is not None:
-            bursts = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
-            changes["load"] = Gamma(rate, bursts)
-        if concurrency is not None:
-            changes["load"] = Closed(concurrency)
-        if window is not None:
-            changes["seconds"] = window
-    return msgspec.structs.replace(scenario, **changes)
+    scenario = scenario.loaded(rate, concurrency)
+    if window is None or isinstance(scenario.load, Starts):
+        return scenario
+    return msgspec.structs.replace(scenario, seconds=window)
 
 
 def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
@@ -121,36 +104,40 @@ def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
     from tidemill.bench.scenario import ScenarioError
-    from tidemill.bench.traces import TraceError
+    from tidemill.bench.trace_files import TraceError
     from tidemill.cli.bench_progress import BenchProgress
+    from tidemill.cli.main import describe
 
     target, settings = asked.whom()
     asked.check_json()
     keeper = asked.keeper()
     results: list[Result] = []
     failed: list[str] = []
-    for scenario in scenarios:
-        try:
-            with BenchProgress(scenario.name) as progress:
-                result, recording = measure(
-                    scenario, target, settings, say=progress.step, on_progress=progress.run
-                )
-        except (TargetError, ScenarioError, TraceError) as error:
-            if len(scenarios) == 1:
-                raise
-            failed.append(scenario.name)
-            click.echo(f"{scenario.name}: not measured: {error}\n", err=True)
-            continue
-        if keeper is not None:
-            keeper.keep(result, recording)
-        results.append(result)
-        if result.summary is not None and not result.summary.good:
-            failed.append(scenario.name)
-        if asked.prints:
-            click.echo(text(result) + "\n" * (len(scenarios) > 1))
+    try:
+        for scenario in scenarios:
+            try:
+                with BenchProgress(scenario.name) as progress:
+                    result, recording = measure(
+                        scenario, target, settings, say=progress.step, on_progress=progress.run
+                    )
+            except (TargetError, ScenarioError, TraceError, OSError) as error:
+                if len(scenarios) == 1:
+                    raise
+                failed.append(scenario.name)
+                said = f"{scenario.name}: not measured: {describe(error)}\n"
+                click.echo(printable(said), err=True)
+                continue
+            if keeper is not None:
+                keeper.keep(result, recording)
+            results.append(result)
+            if result.summary is not None and not result.summary.good:
+                failed.append(scenario.name)
+            if asked.prints:
+                click.echo(printable(text(result)) + "\n" * (len(scenarios) > 1))
+                asked.write_json({"results": results})
+    finally:  # Ctrl-C too leaves what was measured until then
+        if results and not asked.prints:
             asked.write_json({"results": results})
-    if not asked.prints:
-        asked.write_json({"results": results})
     if failed:
         raise click.ClickException(
             f"{len(failed)} of {len(scenarios)} scenarios were not measured: {', '.join(failed)}"
@@ -192,7 +179,7 @@ def show(name: str, toml: bool, by_definitions: bool) -> None:
         path = Path(name) if name.endswith(".toml") else known.FOLDER / f"{name}.toml"
         click.echo(path.read_text("utf-8"), nl=False)
     else:
-        click.echo(describe(found))
+        click.echo(printable(describe(found)))
 
 
 @click.command("selftest")
@@ -210,8 +197,6 @@ def selftest(as_json: bool) -> None:
     except BenchError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        echo_json(found)
     else:
         click.echo(str(found))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 if TYPE_CHECKING:
-    from tidemill.advise.document import Block
+    from tidemill.presentation.document import Block
 
 
 def echo_blocks(blocks: Iterable[Block], *, markdown: bool) -> None:
     """As Markdown, or as text that is as wide as the terminal, within reason."""
     import shutil
 
-    from tidemill.advise.document import as_markdown, as_text
+    from tidemill.presentation.document import as_markdown, as_text
 
     if markdown:
         click.echo(as_markdown(blocks), nl=False)
@@ -24,7 +24,8 @@ def echo_blocks(blocks: Iterable[Block], *, markdown: bool) -> None:
     click.echo(as_text(blocks, width), nl=False)
 
 
-def echo_json(data: object) -> None:
-    import json
+def echo_json(data: object, file: TextIO | None = None) -> None:
+    """What msgspec can encode, indented; ``file`` is in place of stdout."""
+    import msgspec
 
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    click.echo(msgspec.json.format(msgspec.json.encode(data), indent=2).decode(), file)

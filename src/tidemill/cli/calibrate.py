@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli.options import kv_dtype_option, threads_option
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from tidemill.backends.base import KVDtype
@@ -18,7 +19,7 @@ _SHOWN_PROMPTS = (16, 64, 256, 512)
 _SHOWN_CONTEXT = 256
 
 
-@click.command(short_help="Measure how long this machine takes, for simulate and size.")
+@click.command()
 @click.argument("model", default="smollm2")
 @threads_option
 @kv_dtype_option
@@ -89,15 +90,16 @@ def _list() -> None:
     if not found:
         click.echo(f"no calibrations in {folder()}; `tidemill calibrate` makes one")
     for path, made in found:
-        click.echo(
+        words = (
             f"{made.made:%Y-%m-%d}  {made.model}, {made.threads} threads, {made.machine.cpu}, "
             f"error {made.fit.error.median:.1%} (95 %: {made.fit.error.p95:.1%})\n    {path}"
         )
+        click.echo(printable(words))
 
 
 def report(made: Calibration) -> str:
     """What was found, for a terminal."""
-    from tidemill.simulate.compare import distances
+    from tidemill.simulate.analytic_error import distances
     from tidemill.simulate.shapes import load_shape
 
     error, noise = made.fit.error, made.fit.noise
@@ -117,7 +119,8 @@ def report(made: Calibration) -> str:
         served = made.served
         lines += [
             "",
-            f"the server adds {served.per_request * 1e3:.1f} ms to a request, "
+            f"the server adds {served.per_request * 1e3:.1f} ms to a request and "
+            f"{served.per_prompt_token * 1e6:.1f} us for each token of its prompt, "
             f"{served.per_step * 1e3:.2f} ms to a step and {served.per_token * 1e3:.3f} ms to each "
             "of its tokens",
         ]

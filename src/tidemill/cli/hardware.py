@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidemill.cli.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,11 +22,12 @@ _UNITS = {
     "power": (1.0, "W"),
     "step": (1e-3, "ms"),
     "request": (1e-3, "ms"),
+    "prompt_token": (1e-6, "us"),
     "band": (0.01, "%"),
 }
 
 
-@click.command(short_help="Show what is known of GPUs, boards and CPUs, with sources.")
+@click.command()
 @click.argument("name", required=False)
 @click.option("--toml", is_flag=True, help="NAME's file itself, to make one of your own from.")
 def hardware(name: str | None, toml: bool) -> None:
@@ -38,7 +41,7 @@ def hardware(name: str | None, toml: bool) -> None:
         click.echo(profile_text(name), nl=False)
         return
     if name is not None:
-        click.echo(describe(load_hardware(name)))
+        click.echo(printable(describe(load_hardware(name))))
         return
     click.echo(f"  {'':<18}{'memory':>8}{'bandwidth':>12}{'BF16':>10}{'INT8':>10}{'power':>7}")
     for known in map(load_hardware, hardware_names()):

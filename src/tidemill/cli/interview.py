@@ -8,9 +8,15 @@ from typing import Any
 
 import click
 
-from tidemill.advise.answers import AnswerError, Answers, accept, from_values, understand
-from tidemill.advise.flips import show
-from tidemill.advise.questions import QUESTIONS, SECTIONS, Question
+from tidemill.advise.answers import (
+    AnswerError,
+    Answers,
+    accept,
+    from_values,
+    in_words,
+    understand,
+)
+from tidemill.advise.questions import GPUS, QUESTIONS, SECTIONS, Question, kind_of_processor
 
 HELP = "Enter takes the value in [brackets]; ? explains, < goes back, Ctrl-C leaves."
 
@@ -18,9 +24,9 @@ HELP = "Enter takes the value in [brackets]; ? explains, < goes back, Ctrl-C lea
 class Interview:
     """Asks on stderr, so that the report alone goes to stdout; reads lines from stdin."""
 
-    def __init__(self, values: dict[str, Any], engines: tuple[str, ...]) -> None:
-        """values: answers that are there already, by key: they are proposed."""
-        self.values = values
+    def __init__(self, engines: tuple[str, ...]) -> None:
+        self.values: dict[str, Any] = {}
+        """The answers so far, by key; on the way back they are proposed."""
         self.engines = engines
 
     def run(self) -> Answers:
@@ -89,8 +95,6 @@ class Interview:
 
 def _matters(question: Question, values: dict[str, Any]) -> bool:
     """Whether the question can make a difference after what was answered."""
-    from tidemill.advise.questions import GPUS
-
     match question.key:
         case "hardware.gpus" | "hardware.gpu_memory_gb":
             return any(kind in GPUS for kind in values.get("hardware.servers", ()))
@@ -105,8 +109,8 @@ def _default(question: Question, values: dict[str, Any]) -> Any:
     """The question's default, or what fits to what was answered before, and to this machine."""
     trying = values.get("case.stage") == "trying"  # likely on the machine at hand
     match question.key:
-        case "hardware.servers" if trying and platform.machine().lower() in ("arm64", "aarch64"):
-            return ("apple",) if platform.system() == "Darwin" else ("cpu-arm",)
+        case "hardware.servers" if trying:
+            return (kind_of_processor(platform.machine(), platform.system()),)
         case "hardware.memory_gb" if trying:
             from tidemill.hardware import memory_budget
 
@@ -130,7 +134,7 @@ def _default(question: Question, values: dict[str, Any]) -> Any:
 def _shown(question: Question, value: Any) -> str:
     if value is None:
         return "no limit" if question.section in ("load", "budget") else "not known"
-    return show(value)
+    return in_words(value)
 
 
 def _say(text: str) -> None:

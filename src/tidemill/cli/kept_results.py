@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from tidemill.advise.evidence import Measurement
+from tidemill.advise.questions import kind_of_processor
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.result import Result
@@ -67,13 +68,6 @@ def measurement(result: Result) -> Measurement:
         tpot_ms=p99.get("tpot"),
         source=_source(result),
     )
-
-
-def kind_of_processor(architecture: str, system: str) -> str:
-    """What the advisor calls that."""
-    if architecture.lower() in ("arm64", "aarch64"):
-        return "apple" if system.startswith("Darwin") else "cpu-arm"
-    return "cpu-x86"
 
 
 def _in_flight(result: Result) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 import click
 
 from tidemill import __version__
+from tidemill.cli.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -229,10 +230,7 @@ def describe(error: Exception) -> str:
 
 
 def complain(message: str, hint: str | None = None) -> None:
-    # It may quote a server or a file, which must not move the terminal's cursor.
-    message = "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in message
-    )
+    message = printable(message)  # it may quote a server or a file
     with contextlib.suppress(OSError):  # stderr may be full or gone; the exit code still tells
         print(f"tidemill: error: {message}", file=sys.stderr)
         if hint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tidemill.engine.params import SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+N = TypeVar("N", int, float)
 
 
 # Most characters of a text that is read: far over any context, far under a machine's memory.
@@ -28,6 +29,34 @@ class Number(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+class Numbers(click.ParamType[tuple[N, ...]]):
+    """Several of ``each``, with commas between: ``1,8,32``."""
+
+    name = "N,N,..."
+
+    def __init__(self, each: click.ParamType[N]) -> None:
+        self._each: click.ParamType[N] = each
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[N, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(self._each.convert(part.strip(), param, ctx) for part in value.split(","))
+
+
+def named_numbers(text: str, kinds: Mapping[str, Callable[[str], N]]) -> dict[str, N]:
+    """The numbers of ``ttft=0.5,tpot=0.05``. Raises ValueError for a name that is not among
+    ``kinds`` or is there twice, and for what is no number of its kind."""
+    numbers: dict[str, N] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in kinds or name in numbers:
+            raise ValueError(f"{name!r} is not expected here")
+        numbers[name] = kinds[name](number)
+    return numbers
 
 
 class Text(click.ParamType[str]):
@@ -119,7 +148,13 @@ threads_option = click.option(
     help="Compute threads. [default: the cores that this process may use]",
 )
 
-
+front_end_option = click.option(
+    "--front-end",
+    type=Number(min=0, max=1e6),
+    metavar="MS",
+    help="What a request takes before its first step (HTTP, template, tokenizer), in ms, in place "
+    "of what was measured, or is thought of hardware that is not at hand.",
+)
 price_option = click.option(
     "--price", "prices", type=Price(), multiple=True,
     help="Of a device for an hour, in any currency; repeatable. [default: the profile's, if any]",

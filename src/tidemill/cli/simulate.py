@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.bench_options import Limits
-from tidemill.cli.options import Number
+from tidemill.cli.bench_options import POSITIVE, SECONDS, SEED, Limits
+from tidemill.cli.blocks import echo_json
+from tidemill.cli.options import Number, front_end_option, named_numbers
+from tidemill.cli.printable import printable
+from tidemill.simulate.routing import POLICIES
 
 if TYPE_CHECKING:
     from tidemill.bench.measures import Slo
@@ -19,12 +22,7 @@ if TYPE_CHECKING:
     from tidemill.simulate.proof import Proof
     from tidemill.simulate.traffic import Profile, Template
 
-_POLICIES = (
-    "least-outstanding", "round-robin", "random", "two-choices", "prefix", "weighted",
-)  # fmt: skip
 _MOST_REPLICAS = 100_000
-_POSITIVE = Number(min=0, min_open=True, max=1e6)
-_RATE = Number(min=0, min_open=True, max=1e6)
 
 
 class Span(click.ParamType[tuple[int, int]]):
@@ -57,18 +55,15 @@ class Repairs(click.ParamType["Failures"]):
 
         if isinstance(value, Failures):
             return value
-        fields: dict[str, Any] = {}
-        for part in str(value).split(","):
-            name, _, number = part.strip().partition("=")
-            try:
-                if name not in ("mtbf", "mttr", "start", "retries") or name in fields:
-                    raise ValueError
-                fields[name] = int(number) if name == "retries" else float(number)
-            except ValueError:
-                self.fail(
-                    f"{value!r} is not like mtbf=86400,mttr=600,start=30,retries=1 (seconds)",
-                    param, ctx,
-                )  # fmt: skip
+        try:
+            fields: dict[str, Any] = named_numbers(
+                value, {"mtbf": float, "mttr": float, "start": float, "retries": int}
+            )
+        except ValueError:
+            self.fail(
+                f"{value!r} is not like mtbf=86400,mttr=600,start=30,retries=1 (seconds)",
+                param, ctx,
+            )  # fmt: skip
         if "mtbf" not in fields:
             self.fail(
                 "mtbf, the mean seconds between failures of a replica, is missing", param, ctx
@@ -104,7 +99,7 @@ class Factors(click.ParamType["Profile"]):
             self.fail(str(error), param, ctx)
 
 
-@click.command("simulate", short_help="Predict what a deployment would do, in virtual time.")
+@click.command("simulate")
 @click.option(
     "--scenario", "name", default="short-chat", show_default=True, metavar="NAME|FILE.toml",
     help="What is asked; see `tidemill bench list`.",
@@ -139,10 +134,11 @@ class Factors(click.ParamType["Profile"]):
     "--hardware, what is usual]",
 )  # fmt: skip
 @click.option(
-    "--policy", type=click.Choice(_POLICIES), default=_POLICIES[0], show_default=True,
+    "--policy", type=click.Choice(list(POLICIES)), default="least-outstanding", show_default=True,
     help="How requests find their replica.",
 )  # fmt: skip
-@click.option("--rate", type=_RATE, help="Requests a second, in place of the scenario's load.")
+@front_end_option
+@click.option("--rate", type=POSITIVE, help="Requests a second, in place of the scenario's load.")
 @click.option(
     "--concurrency", type=click.IntRange(1, 100_000), metavar="N",
     help="Requests at any time, in place of the scenario's load.",
@@ -151,7 +147,7 @@ class Factors(click.ParamType["Profile"]):
     "--load-profile", "profile", type=Factors(),
     help="How the rate changes: factors from these seconds on.",
 )  # fmt: skip
-@click.option("--seconds", type=_POSITIVE, help="Of measuring. [default: the scenario's]")
+@click.option("--seconds", type=SECONDS, help="Of measuring. [default: the scenario's]")
 @click.option(
     "--requests", type=click.IntRange(1, 100_000_000), metavar="N",
     help="As long as it takes for so many, in place of --seconds.",
@@ -167,13 +163,10 @@ class Factors(click.ParamType["Profile"]):
     "requests are tried again.",
 )  # fmt: skip
 @click.option(
-    "--slo",
-    type=Limits(),
+    "--slo", type=Limits(),
     help="Limits in seconds of ttft, tpot and e2e. [default: the scenario's]",
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all that is drawn."
-)
+)  # fmt: skip
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of all that is drawn.")
 @click.option("--no-bands", is_flag=True, help="A third of the time, and no error bands.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def simulate(
@@ -187,6 +180,7 @@ def simulate(
     replicas: int | None,
     max_sequences: int | None,
     policy: str,
+    front_end: float | None,
     rate: float | None,
     concurrency: int | None,
     profile: Profile | None,
@@ -217,6 +211,7 @@ def simulate(
     from tidemill.bench import scenario as known
     from tidemill.cli.progress import status_line
     from tidemill.simulate.changes import Autoscale
+    from tidemill.simulate.deploy import with_front_end
     from tidemill.simulate.play import Deployment
     from tidemill.simulate.predict import predict
 
@@ -224,12 +219,14 @@ def simulate(
     scaling = None
     if autoscale is not None:
         scaling = Autoscale(*autoscale, start=scale_start)
+    prepared = known.prepare(scenario)
     if hardware is None or model is None:
-        prepared = known.prepare(scenario)
         spec, template, proof = _of_calibration(calibration_file, prepared, max_sequences)
     else:
-        spec = _of_hardware(hardware, model, bits, tp, pp, scenario, max_sequences)
+        spec = _of_hardware(hardware, model, bits, tp, pp, prepared.context, max_sequences)
         template = proof = None
+    if front_end is not None:
+        spec = with_front_end(spec, front_end / 1000)
     count = replicas or (autoscale[0] if autoscale else 1)
     deployment = Deployment(
         (spec,) * count, policy=policy, failures=failures, autoscale=scaling, template=template
@@ -244,7 +241,7 @@ def simulate(
         except ValueError as error:
             raise click.ClickException(str(error)) from None
     if as_json:
-        _echo_json(found, scenario)
+        echo_json({"scenario": scenario, "prediction": found})
     else:
         _echo(found, scenario, spec, policy, slo or scenario.slo)
 
@@ -259,14 +256,10 @@ def _changed(
     from tidemill.bench.arrivals import Closed, Gamma
     from tidemill.bench.scenario import Starts
 
+    scenario = scenario.loaded(rate, concurrency)
     load = scenario.load
     if isinstance(load, Starts):
         return scenario  # which is refused later
-    if rate is not None:
-        load = Gamma(rate, load.burstiness if isinstance(load, Gamma) else 1.0)
-    elif concurrency is not None:
-        load = Closed(concurrency)
-    scenario = msgspec.structs.replace(scenario, load=load)
     if seconds is not None:
         return msgspec.structs.replace(scenario, seconds=seconds)
     if requests is None:
@@ -324,23 +317,17 @@ def _template(model: str) -> Template | None:
 
 
 def _of_hardware(
-    name: str, model: str, bits: str, tp: int, pp: int, scenario: Scenario,
-    max_sequences: int | None,
+    name: str, model: str, bits: str, tp: int, pp: int, context: int, max_sequences: int | None,
 ) -> ReplicaSpec:  # fmt: skip
-    from tidemill.simulate.analytic import analytic
+    from tidemill.simulate.analytic import analytic, format_of
     from tidemill.simulate.profiles import load_hardware
     from tidemill.simulate.shapes import load_shape
 
     hardware = load_hardware(name)
-    formats = {"4": "int4", "8": "int8", "16": "bf16"}
-    if hardware.kind == "cpu":
-        formats = {"4": "q4_k", "8": "q8_0", "16": "bf16"}
-    elif "fp8" in hardware.flops:
-        formats["8"] = "fp8"
     try:
         return analytic(
-            hardware, load_shape(model), weights=formats[bits], tensor_parallel=tp,
-            pipeline_parallel=pp, max_context=scenario.context, max_sequences=max_sequences,
+            hardware, load_shape(model), weights=format_of(hardware, int(bits)), tensor_parallel=tp,
+            pipeline_parallel=pp, max_context=context, max_sequences=max_sequences,
         )  # fmt: skip
     except ValueError as error:
         raise click.ClickException(str(error)) from None
@@ -354,9 +341,9 @@ def _echo(
 
     count = f"{found.replicas} x " if found.replicas > 1 else ""
     behind = f", {policy}" if found.most_replicas > 1 else ""
-    click.echo(f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}")
-    click.echo(f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s")
-    click.echo(text(found, slo))
+    title = f"{scenario.name} · {count}{spec.name}, {spec.max_sequences} places{behind}"
+    load = f"  load: {load_words(scenario.load)}, {found.summary.seconds:.0f} s"
+    click.echo(printable(f"{title}\n{load}\n{text(found, slo)}"))
     if scenario.checked:
         click.echo(
             "  note: answers are taken to be as long as they may be, and tasks to have a token for "
@@ -364,10 +351,3 @@ def _echo(
         )
     if len(scenario.tenants) > 1:
         click.echo("  note: tenants are served in order of arrival; fair shares are not simulated")
-
-
-def _echo_json(found: Prediction, scenario: Scenario) -> None:
-    import msgspec
-
-    data = msgspec.json.encode({"scenario": scenario, "prediction": found})
-    click.echo(msgspec.json.format(data, indent=2).decode())

@@ -6,20 +6,22 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.evidence import Number, Size, gpus_of, hardware_of, in_flight
+from tidemill.advise.evidence import Number, Size
 from tidemill.advise.facts import Engine
-from tidemill.advise.flow import Part
+from tidemill.advise.flow import Part, gpus_of, hardware_of, in_flight
+from tidemill.advise.questions import kind_of_processor
 from tidemill.bench import scenario as known
 from tidemill.bench.measures import Slo
-from tidemill.cli.kept_results import called, kind_of_processor
+from tidemill.cli.kept_results import called
 from tidemill.records import dataclass
 from tidemill.simulate import calibration
+from tidemill.simulate.analytic import BITS
 from tidemill.simulate.profiles import Hardware, hardware_names, load_hardware
 from tidemill.simulate.shapes import Shape, load_shape, shape_names
 from tidemill.simulate.sizing.goal import Goal, Load
 from tidemill.simulate.sizing.load import ScenarioLoad
 from tidemill.simulate.sizing.option import Entry, Option
-from tidemill.simulate.sizing.options import BITS, of_calibration, of_hardware
+from tidemill.simulate.sizing.options import of_calibration, of_hardware
 from tidemill.simulate.sizing.search import size
 
 HOURS_A_MONTH = 730

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli.bench_options import Limits
+from tidemill.cli.bench_options import SEED, Limits
 from tidemill.cli.blocks import echo_blocks, echo_json
-from tidemill.cli.options import Number, price_option
+from tidemill.cli.options import Number, Numbers, front_end_option, price_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,27 +18,10 @@ if TYPE_CHECKING:
     from tidemill.simulate.sizing.goal import Load
     from tidemill.simulate.sizing.option import Option
 
-_MOST_RATE = 1e9
+_LEAST_RATE, _MOST_RATE = 1e-6, 1e9
 
 
-class Bits(click.ParamType[tuple[int, ...]]):
-    name = "4,8,16"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            bits = tuple(dict.fromkeys(int(part) for part in str(value).split(",")))
-        except ValueError:
-            bits = ()
-        if not bits or not set(bits) <= {4, 8, 16}:
-            self.fail(f"{value!r} is not 4, 8, 16, or several of them with commas", param, ctx)
-        return bits
-
-
-_RATE = Number(min=0, min_open=True, max=_MOST_RATE)
+_RATE = Number(min=_LEAST_RATE, max=_MOST_RATE)
 
 
 @click.command()
@@ -60,7 +43,7 @@ _RATE = Number(min=0, min_open=True, max=_MOST_RATE)
     help="The load: requests in flight at the peak.",
 )  # fmt: skip
 @click.option(
-    "--requests-per-day", "per_day", type=Number(min=0, min_open=True, max=1e14), metavar="N",
+    "--requests-per-day", "per_day", type=Number(min=1, max=1e14), metavar="N",
     help="The load: see --peak.",
 )  # fmt: skip
 @click.option(
@@ -77,12 +60,12 @@ _RATE = Number(min=0, min_open=True, max=_MOST_RATE)
     "`tidemill calibrate` measured here.",
 )  # fmt: skip
 @click.option(
-    "--bits", type=Bits(), default=(4, 8, 16), help="Of weights. [default: 4,8,16]",
+    "--bits", type=Numbers(click.Choice((4, 8, 16))), default="4,8,16", show_default=True,
+    help="Of weights: 4, 8, 16, or several.",
 )  # fmt: skip
+@front_end_option
 @price_option
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the requests."
-)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the requests.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--markdown", is_flag=True, help="The report as Markdown.")
 def size(
@@ -96,6 +79,7 @@ def size(
     spare: int,
     hardware: str,
     bits: tuple[int, ...],
+    front_end: float | None,
     prices: tuple[tuple[str, float], ...],
     seed: int,
     as_json: bool,
@@ -131,7 +115,11 @@ def size(
         load = own_load(scenario)
     trials = ScenarioLoad(scenario, load.kind, seed)
     goal = Goal(slo or scenario.slo or Slo(), load, spare)
-    options = options_of(hardware, model, trials.mix.context, bits, dict(prices))
+    options = options_of(
+        hardware, model, trials.mix.context, tuple(dict.fromkeys(bits)), dict(prices)
+    )
+    if front_end is not None:
+        options = [option.with_front_end(front_end / 1000) for option in options]
     with status_line() as rewrite:
         found = search(options, goal, trials.mix, trials, say=rewrite)
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import field
 from typing import Literal, Protocol
@@ -174,7 +175,7 @@ class EngineConfig:
     max_draft: most tokens guessed ahead of a sequence; adaptive_drafts: only as many as pay.
     max_preemptions: a sequence preempted that often starts again only with all the KV blocks that
     it can ever need, and is then left alone. model_id: what names the model (and adapter) in the
-    prefix cache.
+    prefix cache. Raises ValueError for what makes no sense.
     """
 
     max_context: int
@@ -190,6 +191,17 @@ class EngineConfig:
     adaptive_drafts: bool = True
     prefix_caching: bool = True
     model_id: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"EngineConfig.{name} must be at least 1")
+        if self.max_waiting < 1 or self.max_preemptions < 0:
+            raise ValueError("EngineConfig.max_waiting must be at least 1, max_preemptions 0")
+        if self.target_itl is not None and not 0 < self.target_itl < math.inf:
+            raise ValueError("EngineConfig.target_itl must be a positive number of seconds")
+        if self.max_draft < 1 or self.sampling_threads < 1:
+            raise ValueError("EngineConfig.max_draft and sampling_threads must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

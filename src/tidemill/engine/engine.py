@@ -10,41 +10,32 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from array import array
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from tidemill.backends.base import Runner
 from tidemill.engine.base import (
-    NO_OUTPUT,
     Aside,
     EmbeddingEvent,
     EngineConfig,
     EngineStats,
     ErrorEvent,
     Event,
-    FinishEvent,
     FinishReason,
     PromptEvent,
     Request,
     TokenEvent,
 )
+from tidemill.engine.checks import checked_prompt
 from tidemill.engine.constrained import Constrained
-from tidemill.engine.errors import (
-    ConstraintError,
-    ContextLengthError,
-    QueueFullError,
-    RequestError,
-)
+from tidemill.engine.errors import ConstraintError, QueueFullError, RequestError
 from tidemill.engine.kv_blocks import KVBlocks
 from tidemill.engine.kv_tier import KVTier, TieredKV
+from tidemill.engine.outbox import Outbox
 from tidemill.engine.output import OutputText
-from tidemill.engine.params import as_integer
-from tidemill.engine.pooling import Pooling
 from tidemill.engine.sampling import STATUS_MESSAGES, Choice, Sampler
 from tidemill.engine.scheduler import BRIEF_SECONDS, Scheduler
 from tidemill.engine.sequence import Group, Sequence
@@ -78,15 +69,6 @@ class Engine:
         aside: Aside | None = None,
         tier: KVTier | None = None,
     ) -> None:
-        for name in ("max_context", "max_batch_tokens", "max_prefill_tokens", "max_sequences"):
-            if getattr(config, name) < 1:
-                raise ValueError(f"EngineConfig.{name} must be at least 1")
-        if config.max_waiting < 1 or config.max_preemptions < 0:
-            raise ValueError("EngineConfig.max_waiting must be at least 1, max_preemptions 0")
-        if config.target_itl is not None and not 0 < config.target_itl < math.inf:
-            raise ValueError("EngineConfig.target_itl must be a positive number of seconds")
-        if config.max_draft < 1 or config.sampling_threads < 1:
-            raise ValueError("EngineConfig.max_draft and sampling_threads must be at least 1")
         if tier is not None and not config.prefix_caching:
             raise ValueError("keeping KV blocks beyond memory needs EngineConfig.prefix_caching")
         kv = runner.kv
@@ -139,7 +121,7 @@ class Engine:
             )
         self._sampler = Sampler(self._table, runner.vocab_size, config.sampling_threads)
         self._groups: dict[str, Group] = {}
-        self._events: list[Event] = []
+        self._outbox = Outbox()
         self._arrivals = 0
         self._brief_until = -math.inf
         self._entropy = secrets.randbits(128) if entropy is None else entropy
@@ -150,7 +132,12 @@ class Engine:
     def add(self, request: Request, now: float) -> None:
         """Queue ``request``. Raises RequestError if it can never be served (ContextLengthError
         if it is too long), QueueFullError if too many wait; nothing is held then."""
-        prompt = self._check(request)
+        if request.id in self._groups:
+            raise RequestError(f"a request with the id {request.id!r} is running", param="id")
+        prompt = checked_prompt(
+            request, vocab_size=self._vocab_size, max_context=self.max_context,
+            has_tokenizer=self._tokenizer is not None,
+        )  # fmt: skip
         if len(self._scheduler.waiting) >= self.config.max_waiting:
             raise QueueFullError(
                 f"{len(self._scheduler.waiting)} requests are waiting already; try again later"
@@ -182,18 +169,13 @@ class Engine:
         if group is None:
             return False
         self._close(group)
-        if group.held is not None:
-            unfinished = list(range(group.params.n))
-        else:
-            done = {s.index for s in group.samples if s.finished}
-            unfinished = [i for i in range(group.params.n_samples) if i not in done]
-        self._events.extend(FinishEvent(request_id, i, "abort") for i in unfinished)
+        self._outbox.abort(group)
         return True
 
     @property
     def has_work(self) -> bool:
         """Whether step() has anything to do or to tell."""
-        return bool(self._events or self._scheduler.running or self._scheduler.waiting)
+        return bool(self._outbox or self._scheduler.running or self._scheduler.waiting)
 
     @property
     def stats(self) -> EngineStats:
@@ -214,55 +196,6 @@ class Engine:
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
         )
-
-    def _check(self, request: Request) -> array[int]:
-        """The prompt's ids, if the request is valid."""
-        params = request.params
-        if request.id in self._groups:
-            raise RequestError(f"a request with the id {request.id!r} is running", param="id")
-        # Both are compared and hashed with those of other requests, which must not suffer.
-        as_integer(request.priority, "priority")
-        if not isinstance(request.salt, str):
-            raise RequestError(f"salt must be a string, not {request.salt!r}", param="salt")
-        try:
-            if bool in map(type, request.prompt_token_ids):
-                raise TypeError
-            prompt = array("i", request.prompt_token_ids)
-        except (TypeError, OverflowError):
-            raise RequestError(
-                f"prompt token ids must be integers from 0 to {self._vocab_size - 1}",
-                param="prompt",
-            ) from None
-        if not prompt:
-            raise RequestError("the prompt has no tokens", param="prompt")
-        if request.pooling not in (None, *get_args(Pooling)):
-            raise RequestError(
-                f"pooling must be 'mean' or 'last', not {request.pooling!r}", param="pooling"
-            )
-        if request.pooling is not None and params != NO_OUTPUT:
-            raise RequestError("an embedding has no sampling parameters", param="pooling")
-        for name, ids in (
-            ("prompt", prompt), ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", tuple(params.logit_bias)),
-        ):  # fmt: skip
-            if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise RequestError(
-                    f"{name} has the token id {wrong}; the vocabulary's ids are 0 to "
-                    f"{self._vocab_size - 1}",
-                    param=name,
-                )
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and there is none", param="stop")
-        wanted = params.most_tokens(max(1, self.max_context - len(prompt)))
-        wanted = max(wanted, params.min_tokens)
-        if len(prompt) + wanted > self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens and up to {wanted} are to be generated, "
-                f"together more than the context of {self.max_context}; shorten the prompt or "
-                "ask for fewer tokens"
-            )
-        return prompt
 
     def _sample(self, group: Group) -> Sequence:
         """The next sample of ``group``, fresh."""
@@ -306,32 +239,15 @@ class Engine:
             if clock is not None and self._forwards == 1 and self._work is not None:
                 self.step_time.observe(self._work, clock() - started)
             self._work = None
-        events, self._events = self._events, []
-        return events
+        return self._outbox.take()
 
     def _draft(self, speculator: Speculator, spans: list[Span]) -> float:
         """Extend decodes by guesses where that pays; the seconds that it took. Where the guessing
         itself fails, it is given up: nothing depends on it."""
         clock = self._clock or (lambda: 0.0)
-        tokens = rows = 0
-        for span in spans:
-            tokens += span.n
-            rows += span.n if span.sequence.wants_prompt_logprobs else 1
-        limits = self._scheduler
         started = clock()
         try:
-            chosen = speculator.lengths(
-                spans,
-                Work(tokens, 0, rows),
-                room=min(limits.max_batch_tokens - tokens, limits.max_logit_rows - rows),
-                seconds=limits.seconds_left,
-            )
-            for span in chosen:
-                span.wanted = self._scheduler.make_room(span.sequence, span.wanted)
-            chosen = [span for span in chosen if span.wanted]
-            if chosen:
-                speculator.propose(chosen)
-                speculator.took(clock() - started, sum(len(s.drafts) for s in chosen))
+            speculator.draft(spans, self._scheduler, clock)
         except Exception as error:
             for span in spans:
                 span.drop_drafts()
@@ -419,7 +335,8 @@ class Engine:
         the other samples start from it, and this gives their first tokens."""
         sequence, group = span.sequence, span.sequence.group
         params = group.params
-        if span.first_row >= 0 and not self._score_prompt(span, logits):
+        if span.first_row >= 0 and (status := self._sampler.score_prompt(span, logits)):
+            self._fail(group, STATUS_MESSAGES[status])
             return []
         if sequence.pool is not None:
             sequence.pool.add(self._runner.hidden()[slice(*span.hidden)])
@@ -430,7 +347,7 @@ class Engine:
         self._stats.cached_prompt_tokens += group.cached_tokens
         scores = None if params.prompt_scores is None else tuple(group.prompt_logprobs)
         group.prompt_logprobs.clear()
-        self._events.append(
+        self._outbox.add(
             PromptEvent(
                 group.request.id, sequence.n_prompt, group.cached_tokens, scores, group.started
             )
@@ -449,24 +366,6 @@ class Engine:
         if pairs := [copy for copy in copies if copy is not None]:
             self._runner.copy_blocks(pairs)
         return choices
-
-    def _score_prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> bool:
-        """Note the log-probabilities of the prompt tokens that follow those of ``span``, which
-        has just been computed; False if that failed the request."""
-        sequence, group = span.sequence, span.sequence.group
-        n_top = group.params.prompt_scores or 0
-        start = sequence.computed - span.n
-        if start == 0:
-            group.prompt_logprobs.append(None)
-        targets = np.array(
-            sequence.tokens[start + 1 : min(sequence.computed, sequence.n_prompt - 1) + 1], np.int32
-        )
-        results = self._sampler.score(logits, span.first_row, targets, n_top)
-        if results.status.any():
-            self._fail(group, STATUS_MESSAGES[int(results.status.max())])
-            return False
-        group.prompt_logprobs.extend(results.logprobs_of(i, n_top) for i in range(len(targets)))
-        return True
 
     def _accept(self, choices: list[Choice]) -> None:
         """Append chosen tokens to their sequences, tell of them, and end what has ended."""
@@ -501,7 +400,7 @@ class Engine:
         if sequence.constrained is not None and not ended:
             ended = sequence.constrained.accept(token)
         event = TokenEvent(group.request.id, sequence.index, token, text, choice.logprobs)
-        self._tell(sequence, event)
+        self._outbox.tell(sequence, event)
         if ended or not sequence.may_grow:
             tail = ""
             if output is not None and not isinstance(stop, str):
@@ -555,45 +454,23 @@ class Engine:
         group = sequence.group
         self._forget(sequence)
         sequence.finished = True
-        total = sequence.cumulative_logprob if group.params.wants_logprobs else None
-        self._tell(
-            sequence,
-            FinishEvent(
-                group.request.id, sequence.index, reason, text, stop_reason, total,
-                sequence.drafted, sequence.accepted,
-            ),
-        )  # fmt: skip
+        self._outbox.finish(sequence, reason, text, stop_reason)
         if len(group.samples) == group.params.n_samples and all(s.finished for s in group.samples):
             self._close(group)
-            self._release_best(group)
+            self._outbox.release_best(group)
 
     def _finish_embedding(self, sequence: Sequence, vector: npt.NDArray[np.float32]) -> None:
         if not np.isfinite(vector).all():
             self._fail(sequence.group, "the model's hidden states are not finite numbers")
             return
-        self._events.append(EmbeddingEvent(sequence.group.request.id, vector))
+        self._outbox.add(EmbeddingEvent(sequence.group.request.id, vector))
         self._finish(sequence, "stop")
-
-    def _tell(self, sequence: Sequence, event: TokenEvent | FinishEvent) -> None:
-        """Give an event out, or keep it until the samples are ranked."""
-        held = sequence.group.held
-        (self._events if held is None else held[sequence.index]).append(event)
-
-    def _release_best(self, group: Group) -> None:
-        """Tell of the n best samples, by mean log-probability per token, once all are done."""
-        if group.held is None:
-            return
-        ranking = sorted(
-            group.samples, key=lambda s: (-s.cumulative_logprob / max(1, s.n_output), s.index)
-        )
-        for index, sample in enumerate(ranking[: group.params.n]):
-            self._events += [replace(event, index=index) for event in group.held[sample.index]]
 
     def _fail(self, group: Group, message: str, *, refused: bool = False) -> None:
         if not group.closed:
             self._close(group)
             self._stats.failures += 1
-            self._events.append(ErrorEvent(group.request.id, message, refused))
+            self._outbox.add(ErrorEvent(group.request.id, message, refused))
 
     def _close(self, group: Group) -> None:
         """Free all that ``group`` holds and forget it."""

@@ -15,7 +15,7 @@ from tidemill.records import dataclass
 
 if TYPE_CHECKING:
     from tidemill.engine.sequence import Sequence
-    from tidemill.engine.table import SequenceTable
+    from tidemill.engine.table import SequenceTable, Span
 
 # The layout of tidemill::SamplingRow in csrc/sampling.h.
 ROW_DTYPE = np.dtype(
@@ -137,11 +137,19 @@ class Sampler:
                     choice.logprobs = self._results.logprobs_of(i, n_top)
         return choices
 
-    def score(
-        self, logits: npt.NDArray[np.float32], first_row: int, tokens: npt.NDArray[np.int32],
-        n_top: int,
-    ) -> Results:  # fmt: skip
-        """How probable each of ``tokens`` was by the rows of ``logits`` from ``first_row``."""
-        results = Results(len(tokens), min(n_top, self._n_top))
-        self._native.score(logits, first_row, tokens, n_top, results.native())
-        return results
+    def score_prompt(self, span: Span, logits: npt.NDArray[np.float32]) -> int:
+        """Note the log-probabilities of the prompt tokens that follow those of ``span``, which has
+        just been computed. 0, or a key of STATUS_MESSAGES."""
+        sequence, group = span.sequence, span.sequence.group
+        n_top = group.params.prompt_scores or 0
+        start = sequence.computed - span.n
+        if start == 0:
+            group.prompt_logprobs.append(None)
+        end = min(sequence.computed, sequence.n_prompt - 1)
+        targets = np.array(sequence.tokens[start + 1 : end + 1], np.int32)
+        results = Results(len(targets), min(n_top, self._n_top))
+        self._native.score(logits, span.first_row, targets, n_top, results.native())
+        if results.status.any():
+            return int(results.status.max())
+        group.prompt_logprobs.extend(results.logprobs_of(i, n_top) for i in range(len(targets)))
+        return 0

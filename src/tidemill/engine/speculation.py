@@ -16,9 +16,11 @@ is worth its chance of being accepted, and costs what the step-time model says o
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from tidemill.engine.scheduler import Scheduler
 from tidemill.engine.sequence import Sequence
 from tidemill.engine.step_time import StepTimeModel, Work
 from tidemill.engine.table import Span
@@ -112,7 +114,27 @@ class Speculator:
         self._records: dict[Sequence, _Record] = {}
         self._draft_seconds = 0.0
 
-    def lengths(self, spans: list[Span], work: Work, *, room: int, seconds: float) -> list[Span]:
+    def draft(self, spans: list[Span], scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        """Extend decodes of ``spans`` by guesses where that pays and ``scheduler`` has room."""
+        tokens = rows = 0
+        for span in spans:
+            tokens += span.n
+            rows += span.n if span.sequence.wants_prompt_logprobs else 1
+        started = clock()
+        chosen = self._lengths(
+            spans,
+            Work(tokens, 0, rows),
+            room=min(scheduler.max_batch_tokens - tokens, scheduler.max_logit_rows - rows),
+            seconds=scheduler.seconds_left,
+        )
+        for span in chosen:
+            span.wanted = scheduler.make_room(span.sequence, span.wanted)
+        chosen = [span for span in chosen if span.wanted]
+        if chosen:
+            self._propose(chosen)
+            self._took(clock() - started, sum(len(s.drafts) for s in chosen))
+
+    def _lengths(self, spans: list[Span], work: Work, *, room: int, seconds: float) -> list[Span]:
         """Choose the decodes of ``spans`` to guess for, and set their ``wanted`` and ``kind``.
 
         ``work`` is what the step has to compute, its context not counted. ``room``: how many more
@@ -182,14 +204,14 @@ class Speculator:
         span.wanted = 1
         return True
 
-    def propose(self, spans: list[Span]) -> None:
+    def _propose(self, spans: list[Span]) -> None:
         """Give each of ``spans`` its drafts, at most as many as it wants."""
         drafts = self.proposer.propose([s.sequence for s in spans], [s.wanted for s in spans])
         for span, draft in zip(spans, drafts, strict=True):
             span.drafts = draft[: span.wanted]
             span.n = 1 + len(span.drafts)
 
-    def took(self, seconds: float, drafts: int) -> None:
+    def _took(self, seconds: float, drafts: int) -> None:
         """Proposing ``drafts`` tokens took ``seconds``."""
         if drafts and seconds >= 0:
             each = seconds / drafts

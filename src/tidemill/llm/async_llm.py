@@ -7,11 +7,9 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -20,8 +18,10 @@ import numpy.typing as npt
 from tidemill.engine.base import Event
 from tidemill.engine.params import SamplingParams
 from tidemill.engine.pooling import Pooling
+from tidemill.llm.commands import Commands
 from tidemill.llm.core import Core, LoadOptions, Prepared
 from tidemill.llm.embeddings import vector_of
+from tidemill.llm.mailbox import Mailbox
 from tidemill.llm.outputs import RequestOutput
 from tidemill.llm.prompts import Conversation, PreparedPrompt, Prompt
 from tidemill.records import dataclass
@@ -159,12 +159,7 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _stream(
@@ -176,10 +171,10 @@ class AsyncLLM:
         # Rendering and tokenising a long prompt takes a while: not in the event loop's thread.
         prepared = await asyncio.to_thread(prepare)
         builder = prepared.builder
-        mailbox = _Mailbox(asyncio.get_running_loop())
+        mailbox = Mailbox(prepared.request.params.n)
         await self._engine.submit(prepared, mailbox)
         try:
-            while not builder.finished:
+            while not mailbox.done:
                 for events, now in await mailbox.take():
                     builder.push(events, now)
                 if output == "delta":
@@ -198,49 +193,12 @@ def _close(engine: _EngineThread, core: Core) -> None:
     core.close()
 
 
-class _Mailbox:
-    """Events on their way from the engine's thread to one stream.
-
-    Taking empties it, so that what piles up behind a slow reader is read in one go; it holds at
-    most the events of one request, whose number its max_tokens bounds.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._posted: list[tuple[Sequence[Event], float]] = []
-        self._arrived = asyncio.Event()
-
-    def post(self, events: Sequence[Event], now: float) -> None:
-        """Called in the event loop's thread."""
-        self._posted.append((events, now))
-        self._arrived.set()
-
-    async def take(self) -> list[tuple[Sequence[Event], float]]:
-        """All that has arrived; waits for something to arrive."""
-        if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError("a stream is read in the event loop in which it was begun")
-        await self._arrived.wait()
-        self._arrived.clear()
-        posted, self._posted = self._posted, []
-        return posted
-
-
 @dataclass(frozen=True, slots=True)
 class _Submit:
-    """A request on its way to the engine's thread; ``accepted`` tells the stream how it went."""
+    """A request on its way to the engine's thread."""
 
     prepared: Prepared
-    mailbox: _Mailbox
-    accepted: asyncio.Future[None]
-
-    def settle(self, error: Exception | None) -> None:
-        """Called in the event loop's thread; the stream may have been cancelled meanwhile."""
-        if self.accepted.done():
-            return
-        if error is None:
-            self.accepted.set_result(None)
-        else:
-            self.accepted.set_exception(error)
+    mailbox: Mailbox
 
 
 class _EngineThread:
@@ -252,42 +210,30 @@ class _EngineThread:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._commands: deque[_Submit | str] = deque()  # a string: drop that request
-        self._wake = threading.Condition()
-        self._stopping = False
-        self._mailboxes: dict[str, _Mailbox] = {}
+        self._commands: Commands[_Submit | str] = Commands()  # a string: drop that request
+        self._mailboxes: dict[str, Mailbox] = {}
         self._outgoing: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         # A daemon: a program that forgets to close ends all the same (see AsyncLLM).
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
         self._thread.start()
 
-    async def submit(self, prepared: Prepared, mailbox: _Mailbox) -> None:
+    async def submit(self, prepared: Prepared, mailbox: Mailbox) -> None:
         """Queue a request; raises what the engine says of it (ValueError)."""
-        accepted: asyncio.Future[None] = mailbox.loop.create_future()
-        self._send(_Submit(prepared, mailbox, accepted))
+        if not self._commands.put(_Submit(prepared, mailbox)):
+            raise RuntimeError("this model has been closed")
         try:
-            await accepted
+            await mailbox.accepted
         except asyncio.CancelledError:
             self.abort(prepared.request.id)
             raise
 
     def abort(self, request_id: str) -> None:
-        with suppress(RuntimeError):  # closed meanwhile: everything has been dropped
-            self._send(request_id)
+        self._commands.put(request_id)  # if it is closed, everything has been dropped
 
     def stop(self) -> None:
-        with self._wake:
-            self._stopping = True
-            self._wake.notify()
+        self._commands.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    def _send(self, command: _Submit | str) -> None:
-        with self._wake:
-            if self._stopping:
-                raise RuntimeError("this model has been closed")
-            self._commands.append(command)
-            self._wake.notify()
 
     def _run(self) -> None:
         reason = "the model was closed while this request ran"
@@ -298,23 +244,18 @@ class _EngineThread:
         except Exception as error:  # a bug of ours: nobody may be left waiting for ever
             log.exception("the engine's thread failed")
             reason = f"the engine's thread failed: {type(error).__name__}: {error}"
-        with self._wake:
-            self._stopping = True
-            left, self._commands = self._commands, deque()
-        for command in left:
+        for command in self._commands.drain():
             if isinstance(command, _Submit):
-                self._post(command.mailbox.loop, command.settle, RuntimeError(reason))
+                mailbox = command.mailbox
+                self._post(mailbox.loop, mailbox.settle, RuntimeError(reason))
         self._core.driver.close(reason)
         self._send_out()
 
     def _obey(self) -> bool:
         """Carry out what was asked for; wait while there is nothing to do. False: stop."""
-        with self._wake:
-            while not (self._commands or self._stopping or self._core.driver.busy):
-                self._wake.wait()
-            if self._stopping:
-                return False
-            commands, self._commands = self._commands, deque()
+        commands = self._commands.take(wait=not self._core.driver.busy)
+        if commands is None:
+            return False
         for command in commands:
             if isinstance(command, str):
                 self._mailboxes.pop(command, None)
@@ -336,10 +277,10 @@ class _EngineThread:
         try:
             self._core.driver.submit(request, inbox, on_end=done)
         except Exception as error:
-            self._post(mailbox.loop, command.settle, error)
+            self._post(mailbox.loop, mailbox.settle, error)
         else:
             self._mailboxes[request.id] = mailbox
-            self._post(mailbox.loop, command.settle, None)
+            self._post(mailbox.loop, mailbox.settle)
 
     def _post(
         self, loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: object

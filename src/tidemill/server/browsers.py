@@ -4,8 +4,7 @@ A server without keys trusts whoever can reach it, and so every page that its us
 browsers send requests to this machine for any of them. Two things tell these from others, and
 pages can change neither.
 
-- Where a request comes from. Browsers say whether the page is of the server's own origin
-  (``Sec-Fetch-Site``, or ``Origin`` where they do not: over plain HTTP to another machine).
+- Where a request comes from: of the server's own origin or not (``is_foreign``).
 - Whom it is for. A site can let its own name lead to this machine once its page is there (DNS
   rebinding), and the page is then of the server's origin; but ``Host`` has that name. It cannot be
   an address, nor a name that public DNS does not have.
@@ -21,6 +20,7 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from tidemill.presentation.pages import is_foreign
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 
@@ -30,18 +30,12 @@ _PRIVATE = ("localhost", "local", "internal")
 
 def check_browser(headers: Mapping[str, str], config: ServerConfig) -> None:
     """Raises ApiError 403 for a request that a page of another site may have had sent."""
-    host, origin = headers.get("host", ""), headers.get("origin")
-    site = headers.get("sec-fetch-site")
-    if site is not None:
-        foreign = site not in ("same-origin", "none")
-    else:
-        foreign = origin is not None and origin.partition("://")[2] != host
-    if foreign and not {"*", origin} & {*config.allow_origins}:
+    if is_foreign(headers) and not {"*", headers.get("origin")} & {*config.allow_origins}:
         raise ApiError(
             403, "pages of other sites may not use this server; --allow-origin allows it",
             code="origin_not_allowed", kind="permission_error",
         )  # fmt: skip
-    name = _name_of(host)
+    name = _name_of(headers.get("host", ""))
     if not _may_be_called(name, config):
         raise ApiError(
             403,

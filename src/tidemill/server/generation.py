@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from tidemill.engine.base import ErrorEvent, Request, TokenEvent
+from tidemill.llm.mailbox import Batches, Mailbox
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.server.errors import ApiError
-from tidemill.server.worker_process import Batches, Mailbox, WorkerProcess
+from tidemill.server.worker_process import WorkerProcess
 
 
 class Meter(Protocol):

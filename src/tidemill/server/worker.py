@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +21,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from tidemill.engine.base import Event, Request
+from tidemill.hardware.scheduling import wake_promptly
+from tidemill.llm.commands import Commands
 from tidemill.llm.core import Core, LoadOptions
 from tidemill.server.logs import where_from
 from tidemill.server.wire import (
@@ -55,9 +56,7 @@ class Worker:
         self._connection = connection
         self._sending = threading.Lock()
         self._frames = Frames()
-        self._commands: deque[list[Any]] = deque()
-        self._wake = threading.Condition()
-        self._closing = False
+        self._commands: Commands[list[Any]] = Commands()
         self._events: list[list[Any]] = []
         self._events_time = 0.0
         self._stats_sent = 0.0
@@ -68,7 +67,7 @@ class Worker:
         """Load what the first frame names, then serve until the front end is gone."""
         try:
             first, *more = self._read()
-            self._commands.extend(more)
+            self._commands.put(*more)
             core = self._load(first)
             if core is None:
                 return
@@ -111,18 +110,14 @@ class Worker:
 
     def _listen(self) -> None:
         """In a thread of its own: hand on what arrives."""
+        wake_promptly()
         try:
             while True:
-                frames = self._read()
-                with self._wake:
-                    self._commands.extend(frames)
-                    self._wake.notify()
+                self._commands.put(*self._read())
         except (FrontEndGone, WireError):
             pass
         finally:  # also when it ends otherwise: the front end would wait for ever
-            with self._wake:
-                self._closing = True
-                self._wake.notify()
+            self._commands.close()
 
     # ---- the model
 
@@ -165,12 +160,9 @@ class Worker:
 
     def _obey(self, core: Core) -> bool:
         """Carry out what has come; wait while there is nothing to do. False: the end."""
-        with self._wake:
-            while not (self._commands or self._closing or core.driver.busy):
-                self._wake.wait()
-            if self._closing:
-                return False
-            commands, self._commands = self._commands, deque()
+        commands = self._commands.take(wait=not core.driver.busy)
+        if commands is None:
+            return False
         for kind, *fields in commands:
             if kind == Kind.ADD:
                 self._add(core, fields[0])
@@ -207,9 +199,7 @@ class Worker:
             done = [_BEGIN, replace(request, constraint=core.constraint(request.params))]
         except Exception as error:
             done = [_REFUSE, request.id, error]
-        with self._wake:
-            self._commands.append(done)
-            self._wake.notify()
+        self._commands.put(done)
 
     def _begin(self, core: Core, request: Request) -> None:
         """Its grammar has been compiled."""

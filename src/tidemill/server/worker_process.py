@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tidemill.engine.base import EngineStats, ErrorEvent, Event, FinishEvent, Request
+from tidemill.engine.base import EngineStats, ErrorEvent, Request
+from tidemill.llm.mailbox import Batches, Mailbox
 from tidemill.server.errors import ModelUnavailable
 from tidemill.server.wire import (
     Frames,
@@ -30,49 +31,8 @@ from tidemill.server.wire import (
 log = logging.getLogger("tidemill.server")
 
 OnStage = Callable[[str, float], None]
-Batches = list[tuple[list[Event], float]]
-"""Events of a request with the time of the step that gave them, in order."""
 
 _CLOSE_SECONDS = 10.0  # from the order to end until it is enforced
-
-
-class Mailbox:
-    """The events of one request on their way to its handler.
-
-    Taking empties it, so that what piles up behind a slow reader is read in one go; it holds at
-    most the events of one request, whose number its max_tokens bounds.
-    """
-
-    def __init__(self, n_samples: int) -> None:
-        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unfinished = n_samples
-        self._posted: Batches = []
-        self._arrival: asyncio.Future[None] | None = None  # what take() waits for
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last event has arrived."""
-        return self._unfinished <= 0
-
-    def post(self, event: Event, now: float) -> None:
-        if self._posted and self._posted[-1][1] == now:
-            self._posted[-1][0].append(event)
-        else:
-            self._posted.append(([event], now))
-        if isinstance(event, FinishEvent):
-            self._unfinished -= 1
-        elif isinstance(event, ErrorEvent):
-            self._unfinished = 0
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
-    async def take(self) -> Batches:
-        """All that has arrived, by the time of its step; waits for something to arrive."""
-        if not self._posted:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        posted, self._posted = self._posted, []
-        return posted
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -146,12 +106,8 @@ class WorkerProcess(asyncio.Protocol):
     async def events(self, request: Request, mailbox: Mailbox) -> AsyncGenerator[Batches, None]:
         """What happens to a submitted request until it ends. Closing this drops the request."""
         try:
-            ended = False
-            while not ended:
-                batches = await mailbox.take()
-                # Now, when nothing is left in it: more may have come when the reader comes back.
-                ended = mailbox.ended
-                yield batches
+            while not mailbox.done:
+                yield await mailbox.take()
         finally:
             self.abort(request.id)
 
@@ -165,7 +121,7 @@ class WorkerProcess(asyncio.Protocol):
         """End a request with an error."""
         mailbox = self._mailboxes.get(request_id)
         if mailbox is not None:
-            mailbox.post(ErrorEvent(request_id, message), time.monotonic())
+            mailbox.post([ErrorEvent(request_id, message)], time.monotonic())
             self.abort(request_id)
 
     async def close(self) -> None:
@@ -224,9 +180,8 @@ class WorkerProcess(asyncio.Protocol):
             self._ready.set_exception(ModelUnavailable(reason))
         mailboxes, self._mailboxes = self._mailboxes, {}
         for request_id, mailbox in mailboxes.items():
-            if not mailbox.accepted.done():
-                mailbox.accepted.set_exception(ModelUnavailable(reason))
-            mailbox.post(ErrorEvent(request_id, reason), time.monotonic())
+            mailbox.settle(ModelUnavailable(reason))
+            mailbox.post([ErrorEvent(request_id, reason)], time.monotonic())
 
     def _obey(self, kind: Kind, fields: Sequence[Any]) -> None:
         match kind:
@@ -235,15 +190,12 @@ class WorkerProcess(asyncio.Protocol):
                 self._deliver(events, now)
             case Kind.STATS:
                 self.stats = unpack_stats(fields[0])
-            case Kind.ACCEPTED | Kind.REFUSED:
-                mailbox = self._mailboxes.get(fields[0])
-                if mailbox is None or mailbox.accepted.done():
-                    return  # dropped meanwhile
-                if kind == Kind.ACCEPTED:
-                    mailbox.accepted.set_result(None)
-                else:
-                    del self._mailboxes[fields[0]]
-                    mailbox.accepted.set_exception(unpack_error(fields[1]))
+            case Kind.ACCEPTED:
+                if mailbox := self._mailboxes.get(fields[0]):  # not dropped meanwhile
+                    mailbox.settle()
+            case Kind.REFUSED:
+                if mailbox := self._mailboxes.pop(fields[0], None):
+                    mailbox.settle(unpack_error(fields[1]))
             case Kind.STAGE:
                 if self._on_stage is not None:
                     self._on_stage(*fields)
@@ -264,8 +216,8 @@ class WorkerProcess(asyncio.Protocol):
         for packed in events:
             mailbox = self._mailboxes.get(packed[1])
             if mailbox is not None:
-                mailbox.post(unpack_event(packed), now)
-                if mailbox.ended:
+                mailbox.post([unpack_event(packed)], now)
+                if mailbox.complete:
                     del self._mailboxes[packed[1]]
 
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from tidemill.records import dataclass
-from tidemill.simulate.base import ReplicaSpec
-from tidemill.simulate.profiles import Hardware, Precision, assumptions
+from tidemill.simulate.base import FrontEnd, ReplicaSpec
+from tidemill.simulate.profiles import Hardware, KindAssumptions, Precision, assumptions
 from tidemill.simulate.shapes import OpCount, Shape
 from tidemill.simulate.step_table import StepTable, interpolate
 
@@ -65,6 +65,17 @@ FORMATS: dict[str, WeightFormat] = {
     "q8_0": WeightFormat(8.5, 8.5, ("bf16", "f32"), ("int8", "f32")),
     "q4_k": WeightFormat(4.5, 6.5625, ("bf16", "f32"), ("int8", "f32")),
 }
+
+_BY_BITS = {
+    "gpu": {4: "int4", 8: "int8", 16: "bf16"},
+    "cpu": {4: "q4_k", 8: "q8_0", 16: "bf16"},
+}
+BITS = (4, 8, 16)
+
+
+def format_of(hardware: Hardware, bits: int) -> str:
+    """What weights of so many BITS are usually stored as on hardware of that kind."""
+    return "fp8" if bits == 8 and "fp8" in hardware.flops else _BY_BITS[hardware.kind][bits]
 
 
 def analytic(
@@ -111,10 +122,15 @@ def analytic(
         max_sequences=sequences,
         max_batch_tokens=batch,
         max_prefill_tokens=prefill,
-        request_seconds=assumptions().of(hardware).request.value,
+        front=_front_end(assumptions().of(hardware)),
         devices=devices,
         hour=None if price is None else price * devices,
     )
+
+
+def _front_end(kind: KindAssumptions) -> FrontEnd:
+    request, token = kind.request, kind.prompt_token
+    return FrontEnd(request.value, token.value, f"{request.kind}: {request.note}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ engine's limits; the simulation plays requests on replicas; the sizing tries spe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from tidemill.records import dataclass
@@ -52,13 +53,34 @@ class StepTime(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """What comes before a request's first step (HTTP, the chat template, the tokenizer, the way to
+    the engine): ``request`` seconds, and ``prompt_token`` more for each token of its prompt, cached
+    ones too. It takes one request after the other. ``source``: where that is from, in words."""
+
+    request: float = 0.0
+    prompt_token: float = 0.0
+    source: str = "left out"
+
+    def seconds(self, prompt_tokens: float) -> float:
+        return self.request + self.prompt_token * prompt_tokens
+
+    def scaled(self, factor: float) -> FrontEnd:
+        return FrontEnd(self.request * factor, self.prompt_token * factor, self.source)
+
+    def __str__(self) -> str:
+        each = 1e6 * self.prompt_token
+        tokens = f", and {each:.3g} us for each token of its prompt" if each else ""
+        return f"{1e3 * self.request:.3g} ms{tokens} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """One engine that serves one copy of a model.
 
     n_blocks: KV blocks of ``block_size`` tokens that fit in its memory beside the weights. The
-    limits are those of ``tidemill.engine.base.EngineConfig``. request_seconds: what a request costs
-    before its first step (HTTP, rendering, tokens). hour: its price per hour, with power, None if
-    unknown; devices: how many accelerators or machines it takes.
+    limits are those of ``tidemill.engine.base.EngineConfig``. hour: its price per hour, with power,
+    None if unknown; devices: how many accelerators or machines it takes.
     """
 
     name: str
@@ -69,6 +91,28 @@ class ReplicaSpec:
     max_sequences: int = 64
     max_batch_tokens: int = 512
     max_prefill_tokens: int = 256
-    request_seconds: float = 0.0
+    front: FrontEnd = FrontEnd()
     devices: int = 1
     hour: float | None = None
+
+    def scaled(self, factor: float) -> ReplicaSpec:
+        """With all that takes time taking ``factor`` times as long."""
+        return replace(
+            self,
+            step_time=Scaled(self.step_time, factor),
+            front=self.front.scaled(factor),
+        )
+
+
+class Scaled:
+    """A ``StepTime`` of which all steps take ``factor`` times as long."""
+
+    def __init__(self, of: StepTime, factor: float) -> None:
+        self._of = of
+        self._factor = factor
+        self.origin: Origin = of.origin
+        self.source = of.source
+        self.band = of.band
+
+    def seconds(self, work: StepWork) -> float:
+        return self._of.seconds(work) * self._factor

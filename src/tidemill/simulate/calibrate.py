@@ -131,8 +131,8 @@ def calibrate(
             context=opened.max_context,
             sequences=SEQUENCES,
             threads=threads,
-            requests=8 if quick else 20,
-            repeats=1 if quick else 3,
+            requests=15 if quick else 40,
+            repeats=2 if quick else 5,
             say=lambda text: on_phase("server", text),
         )
     return Calibration(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import itertools
 import os
 import re
 import statistics
@@ -18,20 +17,28 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
 
 from tidemill.hardware import CpuInfo, memory_budget
-from tidemill.simulate.base import ReplicaSpec, StepWork
-from tidemill.simulate.fit import Error, FittedCosts, Observation, error, fit, quantile, split
+from tidemill.simulate.base import FrontEnd, ReplicaSpec, StepWork
+from tidemill.simulate.fit import (
+    MOST_TOKENS,
+    Costs,
+    Count,
+    Error,
+    Observation,
+    Seconds,
+    error,
+    fit,
+    split,
+)
 from tidemill.simulate.step_table import StepTable, interpolate
 from tidemill.store.layout import home, write_durably
 
 _MOST_BYTES = 4 << 20  # of a file
-_MOST_TOKENS = 1 << 20
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Text = Annotated[str, msgspec.Meta(max_length=500)]
 
 
@@ -61,9 +68,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """As ``EngineConfig``, with the KV cache that the engine had."""
 
     max_context: Annotated[int, msgspec.Meta(ge=1, le=2**28)]
-    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
-    max_batch_tokens: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
-    max_prefill_tokens: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
+    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+    max_batch_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+    max_prefill_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
     n_blocks: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     block_size: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     kv_dtype: Text
@@ -91,41 +98,13 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return Observation(work, self.seconds)
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fit: knots [n, seconds] of both curves, from 0 on, and attention (``FittedCosts``)."""
-
-    tokens: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
-    rows: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
-    per_prompt_context: Seconds
-    per_decode_context: Seconds
-    per_prompt_read: Seconds
-
-    @classmethod
-    def of(cls, fitted: FittedCosts) -> Costs:
-        return cls(
-            tokens=list(fitted.tokens.items()),
-            rows=list(fitted.rows.items()),
-            per_prompt_context=fitted.per_prompt_context,
-            per_decode_context=fitted.per_decode_context,
-            per_prompt_read=fitted.per_prompt_read,
-        )
-
-    def __post_init__(self) -> None:
-        for curve in (self.tokens, self.rows):
-            places = [n for n, _ in curve]
-            if places[0] != 0 or any(a >= b for a, b in itertools.pairwise(places)):
-                raise ValueError("knots begin at 0 and rise")
-            if places[-1] > _MOST_TOKENS:
-                raise ValueError(f"knots end at {_MOST_TOKENS} at the latest")
-            if any(a > b for (_, a), (_, b) in itertools.pairwise(curve)):
-                raise ValueError("more tokens or rows never take less time")
-
-
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the server adds, in seconds: before a request's first step, to each step, and to each
-    token that it sends. ``spread``: of the requests', as of a Point."""
+    """What the server adds, in seconds: before a request's first step, for the request and for each
+    token of its prompt (cached or not); to each step; and to each token that it sends. ``spread``:
+    of the requests', as of a Point."""
 
     per_request: Seconds
+    per_prompt_token: Seconds = 0.0
     per_step: Seconds
     per_token: Seconds
     spread: Share
@@ -169,9 +148,9 @@ def fit_points(points: Sequence[Point], seed: int = 0) -> tuple[list[Point], Fit
             for point in points
         ],
         Fit(
-            costs=Costs.of(costs),
+            costs=costs,
             error=error(costs, held_out),
-            noise=Noise(median=statistics.median(spreads), p95=quantile(spreads, 0.95)),
+            noise=Noise(median=statistics.median(spreads), p95=float(np.quantile(spreads, 0.95))),
         ),
     )
 
@@ -187,7 +166,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     machine: Machine
     threads: Annotated[int, msgspec.Meta(ge=1)]
     version: Text
-    made: datetime.datetime
+    made: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
     limits: Limits
     engine: EngineLimits
     points: Annotated[list[Point], msgspec.Meta(min_length=2, max_length=10_000)]
@@ -280,7 +259,9 @@ def calibrated(calibration: Calibration, *, hour: float | None = None) -> Replic
         max_sequences=engine.max_sequences,
         max_batch_tokens=engine.max_batch_tokens,
         max_prefill_tokens=engine.max_prefill_tokens,
-        request_seconds=0.0 if served is None else served.per_request,
+        front=FrontEnd()
+        if served is None
+        else FrontEnd(served.per_request, served.per_prompt_token, "measured by the calibration"),
         hour=hour,
     )
 

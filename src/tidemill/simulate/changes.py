@@ -7,6 +7,9 @@ import math
 
 from tidemill.records import dataclass
 
+_SHORTEST_LIFE = 1.0
+"""Seconds: who dies more often never does anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -35,8 +38,11 @@ class Failures:
     planned: tuple[Failure, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.mtbf is not None and not 0 < self.mtbf < math.inf:
-            raise ValueError(f"the mean time between failures must be positive, not {self.mtbf}")
+        if self.mtbf is not None and not _SHORTEST_LIFE <= self.mtbf < math.inf:
+            raise ValueError(
+                f"the mean time between failures must be {_SHORTEST_LIFE:g} s at least, not "
+                f"{self.mtbf}"
+            )
         for name in ("mttr", "start"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be seconds from 0 on, not {getattr(self, name)}")

@@ -130,7 +130,7 @@ class Cluster:
         member.jobs[id(job)] = job
         member.outstanding += 1
         begun = max(self.now, member.front_free)
-        member.front_free = begun + member.spec.request_seconds
+        member.front_free = begun + member.spec.front.seconds(job.prompt_tokens)
         self.call(member.front_free, functools.partial(self._hand_in, member, job, job.tries))
         return True
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tidemill.bench.measures import SHARES, Slo, Summary, summarise
 from tidemill.bench.records import Record, Recording, Window
-from tidemill.bench.statistics import Estimate
+from tidemill.bench.statistics import Estimate, rank, weighted_percentiles
 from tidemill.simulate.jobs import Job
 
 _BINS = 500.0
@@ -32,8 +32,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Tally:
-    """Is told of what has ended, and of the window. ``shapes``: their names, by number. ``exact``:
-    keep a record of each job; they keep their times then."""
+    """Is told of what has ended, and when the window ``opened`` and ``closed``. ``shapes``: their
+    names, by number. ``exact``: keep a record of each job; they keep their times then."""
 
     def __init__(self, shapes: Sequence[str], *, exact: bool) -> None:
         self.opened = math.inf
@@ -44,12 +44,6 @@ class Tally:
         self._columns = _Columns()
         self._times = (array("d"), array("d"))  # when each was due, and when it had ended
         self._gaps: Counter[int] = Counter()
-
-    def open(self, at: float) -> None:
-        self.opened = at
-
-    def close(self, at: float) -> None:
-        self.closed = at
 
     def gap(self, seconds: float, n: int) -> None:
         """Between two tokens, of each of ``n`` counted requests."""
@@ -219,7 +213,7 @@ def _percentiles(values: Floats) -> dict[str, Estimate]:
     n = len(values)
     found = {}
     for name, share in SHARES.items():
-        at = math.ceil(share * n * (1 - 1e-12)) - 1
+        at = rank(n, share)
         reach = _Z * math.sqrt(n * share * (1 - share))
         low, high = max(0, math.floor(at - reach)), min(n - 1, math.ceil(at + reach))
         found[name] = Estimate(float(values[at]), float(values[low]), float(values[high]))
@@ -228,13 +222,12 @@ def _percentiles(values: Floats) -> dict[str, Estimate]:
 
 def _of_histogram(gaps: Counter[int], requests: int) -> dict[str, Estimate]:
     """Gaps of one request are alike, so that they count as ``requests`` values, not more."""
-    bins = sorted(gaps)
-    below = np.cumsum([gaps[number] for number in bins])
+    bins = np.array(sorted(gaps))
+    middles = np.exp((bins + 0.5) / _BINS)
+    counts = np.array([gaps[number] for number in bins])
     found = {}
     for name, share in SHARES.items():
         reach = _Z * math.sqrt(share * (1 - share) / max(1, requests))
         shares = (share, max(0.0, share - reach), min(1.0, share + reach))
-        at = [int(np.searchsorted(below, s * below[-1] * (1 - 1e-12))) for s in shares]
-        value, low, high = (math.exp((bins[min(i, len(bins) - 1)] + 0.5) / _BINS) for i in at)
-        found[name] = Estimate(value, low, high)
+        found[name] = Estimate(*map(float, weighted_percentiles(middles, counts, shares)))
     return found

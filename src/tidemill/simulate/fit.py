@@ -16,6 +16,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -28,6 +29,10 @@ _ITERATIONS = 1000
 _TOLERANCE = 1e-12
 _SMOOTH = 0.5  # how much a bend of the size of a step counts, against a step that is off by that
 HELD_OUT = 0.25
+MOST_TOKENS = 1 << 20  # of a step
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +43,29 @@ class Observation:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FittedCosts:
-    """Seconds at the knots of both curves, each with one at 0, for each token attended to, and for
+class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Knots [n, seconds] of both curves, from 0 on, and seconds for each token attended to and for
     each of the mean context of a prompt's tokens (``StepTable`` says why)."""
 
-    tokens: dict[int, float]
-    rows: dict[int, float]
-    per_prompt_context: float
-    per_decode_context: float
-    per_prompt_read: float
+    tokens: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
+    rows: Annotated[list[tuple[Count, Seconds]], msgspec.Meta(min_length=2, max_length=1000)]
+    per_prompt_context: Seconds
+    per_decode_context: Seconds
+    per_prompt_read: Seconds
+
+    def __post_init__(self) -> None:
+        for curve in (self.tokens, self.rows):
+            places = [n for n, _ in curve]
+            if places[0] != 0 or any(a >= b for a, b in itertools.pairwise(places)):
+                raise ValueError("knots begin at 0 and rise")
+            if places[-1] > MOST_TOKENS:
+                raise ValueError(f"knots end at {MOST_TOKENS} at the latest")
+            if any(a > b for (_, a), (_, b) in itertools.pairwise(curve)):
+                raise ValueError("more tokens or rows never take less time")
 
     def seconds(self, work: StepWork) -> float:
         return (
-            _at(self.tokens, work.prompt_tokens + work.decodes)
+            _at(self.tokens, _tokens(work))
             + _at(self.rows, work.rows)
             + self.per_prompt_context * work.prompt_context
             + self.per_decode_context * work.decode_context
@@ -59,13 +73,16 @@ class FittedCosts:
         )
 
 
+Off = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
 class Error(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of ``steps`` kinds of steps, as shares of what was measured."""
 
     steps: int
-    median: float
-    p95: float
-    worst: float
+    median: Off
+    p95: Off
+    worst: Off
 
 
 def split(
@@ -88,7 +105,7 @@ def _is_extreme(one: Observation, among: Sequence[Observation]) -> bool:
     return False
 
 
-def fit(observations: Sequence[Observation]) -> FittedCosts:
+def fit(observations: Sequence[Observation]) -> Costs:
     """Raises ValueError if there are too few, or times that cannot be."""
     if not all(math.isfinite(o.seconds) and o.seconds > 0 for o in observations):
         raise ValueError("steps take a positive, finite time")
@@ -122,24 +139,20 @@ def fit(observations: Sequence[Observation]) -> FittedCosts:
     scale[scale == 0] = 1.0
     solution = nonnegative_least_squares(matrix / scale, target) / scale
     n_tokens = len(token_knots)
-    tokens = _curve(token_knots, solution[0], solution[1:n_tokens])
-    rows_curve = _curve(row_knots, 0.0, solution[n_tokens : n_tokens + len(row_knots) - 1])
-    return FittedCosts({0: 0.0, **tokens}, rows_curve, *map(float, solution[-3:]))
+    per_prompt_context, per_decode_context, per_prompt_read = map(float, solution[-3:])
+    return Costs(
+        tokens=[(0, 0.0), *_curve(token_knots, solution[0], solution[1:n_tokens])],
+        rows=_curve(row_knots, 0.0, solution[n_tokens : n_tokens + len(row_knots) - 1]),
+        per_prompt_context=per_prompt_context,
+        per_decode_context=per_decode_context,
+        per_prompt_read=per_prompt_read,
+    )
 
 
-def error(costs: FittedCosts, observations: Sequence[Observation]) -> Error:
+def error(costs: Costs, observations: Sequence[Observation]) -> Error:
     """How far off ``costs`` are for ``observations``, of which there is at least one."""
     off = [abs(costs.seconds(o.work) / o.seconds - 1) for o in observations]
-    return Error(len(off), statistics.median(off), quantile(off, 0.95), max(off))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Between the nearest two of the sorted values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return Error(len(off), statistics.median(off), float(np.quantile(off, 0.95)), max(off))
 
 
 def _tokens(work: StepWork) -> int:
@@ -196,21 +209,20 @@ def _bends(
     return rows
 
 
-def _curve(knots: Sequence[int], first: float, slopes: npt.NDArray[np.float64]) -> dict[int, float]:
-    values = {knots[0]: float(first)}
-    for (low, high), slope in zip(itertools.pairwise(knots), slopes, strict=True):
-        values[high] = values[low] + float(slope) * (high - low)
-    return values
+def _curve(
+    knots: Sequence[int], first: float, slopes: npt.NDArray[np.float64]
+) -> list[tuple[int, float]]:
+    rises = np.diff(knots) * slopes
+    return list(zip(knots, np.cumsum([first, *rises]).tolist(), strict=True))
 
 
-def _at(curve: dict[int, float], n: int) -> float:
-    places = list(curve)
-    low, high = places[-2], places[-1]
-    for a, b in itertools.pairwise(places):
-        if n <= b:
-            low, high = a, b
-            break
-    return curve[low] + (curve[high] - curve[low]) * (n - low) / (high - low)
+def _at(curve: Sequence[tuple[int, float]], n: int) -> float:
+    """On the line between the two knots around ``n``, or the last two."""
+    segments = itertools.pairwise(curve)
+    (low, before), (high, after) = next(
+        (segment for segment in segments if n <= segment[1][0]), (curve[-2], curve[-1])
+    )
+    return before + (after - before) * (n - low) / (high - low)
 
 
 def nonnegative_least_squares(

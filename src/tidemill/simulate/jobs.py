@@ -27,17 +27,19 @@ class Text(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """``shared`` tokens of ``beginning``, then such as only ``conversation`` has: its questions and
-    answers so far, always from the same place on."""
+    """``parts`` that prompts share, each by its name and where it ends; who has one has all that
+    were before it. Then such as only ``conversation`` has: its questions and answers so far, always
+    from the same place on."""
 
     conversation: bytes
-    beginning: bytes = b""
-    shared: int = 0
+    parts: tuple[tuple[bytes, int], ...] = ()
 
     def extend(self, names: list[bytes], n: int, block_size: int, sequence: Sequence) -> None:
-        start = len(names)
-        middle = max(start, min(n, self.shared // block_size))
-        names += [self.beginning + _number(i) for i in range(start, middle)]
+        for part, end in self.parts:
+            # A block that lies in two parts is that of the later one, which implies the other.
+            until = min(n, end // block_size)
+            names += [part + _number(i) for i in range(len(names), until)]
+        middle = len(names)
         if sequence.index == 0:
             names += [self.conversation + _number(i) for i in range(middle, n)]
             return
@@ -54,11 +56,10 @@ class Job:
     """One request and what becomes of it. Times are virtual seconds.
 
     ``output_tokens`` are generated, of ``max_tokens`` that the engine must reckon with. ``key`` is
-    equal where beginnings are, as far as routing cares. ``first``
-    and ``last``: when the first and the last token came (of the last sample to end), ``ended`` when
-    the answer was over, or failed with ``error``. ``tries``: replicas that it was given to.
-    ``counted``: it was due in the measured window. ``times``: of the tokens of sample 0, if they
-    are to be kept.
+    equal where beginnings are, as far as routing cares. ``first`` and ``last``: when the first and
+    the last token came (of the last sample to end), ``ended`` when the answer was over, or failed
+    with ``error``. ``tries``: replicas that it was given to. ``counted``: it was due in the
+    measured window. ``times``: of the tokens of sample 0, if they are to be kept.
     """
 
     __slots__ = (

@@ -30,7 +30,6 @@ from tidemill.engine.params import SamplingParams
 from tidemill.engine.step_time import attended
 from tidemill.simulate.base import StepWork
 from tidemill.simulate.calibration import Point
-from tidemill.simulate.fit import quantile
 from tidemill.simulate.grid import Case, Room
 
 _DECODE_STEPS = 3  # of a case of decodes only, which follow each other
@@ -204,7 +203,7 @@ def measure_steps(
 
 def _point(work: StepWork, times: Sequence[float]) -> Point:
     middle = statistics.median(times)
-    spread = (quantile(times, 0.75) - quantile(times, 0.25)) / 2 / middle
+    low, high = np.quantile(times, (0.25, 0.75))
     return Point(
         prompt_tokens=work.prompt_tokens,
         prompt_context=work.prompt_context,
@@ -212,7 +211,7 @@ def _point(work: StepWork, times: Sequence[float]) -> Point:
         decode_context=work.decode_context,
         rows=work.rows,
         seconds=middle,
-        spread=spread,
+        spread=float(high - low) / 2 / middle,
         repeats=len(times),
     )
 

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from tidemill.bench.arrivals import Closed, Gamma, Trace
 from tidemill.bench.scenario import Prepared, Scenario, Starts, prepare
 from tidemill.records import dataclass
-from tidemill.simulate.base import Origin, ReplicaSpec, StepTime, StepWork
+from tidemill.simulate.base import ReplicaSpec
 from tidemill.simulate.changes import Autoscale, Failures
 from tidemill.simulate.cluster import Cluster, Counts
 from tidemill.simulate.figures import Tally
@@ -18,8 +18,14 @@ from tidemill.simulate.replica import Usage
 from tidemill.simulate.routing import policy
 from tidemill.simulate.traffic import Profile, Template, Traffic
 
+MOST_REQUESTS = 200_000_000
+"""Of a run: more take days, and more memory than there is."""
+
 _FEW = 1000
 """Requests of which each can keep the times of all its tokens, and intervals be bootstrapped."""
+
+_BY_CHANCE = 3
+"""Standard deviations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +41,7 @@ class Deployment:
 
     def scaled(self, factor: float) -> Deployment:
         """With all that takes time taking ``factor`` times as long."""
-        specs = tuple(
-            replace(
-                spec, step_time=Scaled(spec.step_time, factor),
-                request_seconds=spec.request_seconds * factor,
-            )
-            for spec in self.specs
-        )  # fmt: skip
-        return replace(self, specs=specs)
-
-
-class Scaled:
-    """A ``StepTime`` of which all steps take ``factor`` times as long."""
-
-    def __init__(self, of: StepTime, factor: float) -> None:
-        self._of = of
-        self._factor = factor
-        self.origin: Origin = of.origin
-        self.source = of.source
-        self.band = of.band
-
-    def seconds(self, work: StepWork) -> float:
-        return self._of.seconds(work) * self._factor
+        return replace(self, specs=tuple(spec.scaled(factor) for spec in self.specs))
 
 
 @dataclass(slots=True)
@@ -72,10 +57,17 @@ class Run:
     @property
     def outstanding(self) -> tuple[float, float]:
         """Requests that were due and had not ended, on average, in the first half of the window
-        and in the second: whether a queue grows."""
+        and in the second."""
         opened, closed = self.tally.opened, self.tally.closed
         middle = (opened + closed) / 2
         return self.tally.outstanding(opened, middle), self.tally.outstanding(middle, closed)
+
+    @property
+    def growing(self) -> bool:
+        """Whether the queue of an open loop grows: more is outstanding in the second half than in
+        the first, by more than chance does to the arrivals of a Poisson process."""
+        before, after = self.outstanding
+        return after - before > _BY_CHANCE * math.sqrt(before + 1)
 
 
 def play(
@@ -94,8 +86,14 @@ def play_prepared(
     exact: bool | None, part: tuple[int, int],
 ) -> Run:  # fmt: skip
     """As ``play``, of a scenario whose trace, if it has one, has been read."""
+    expected = expected_requests(prepared, profile)
+    if expected > MOST_REQUESTS:
+        raise ValueError(
+            f"{prepared.scenario.name}: about {expected:.2g} requests are more than can be "
+            f"simulated ({MOST_REQUESTS:.2g}): make it shorter, or the load smaller"
+        )
     if exact is None:
-        exact = expected_requests(prepared) <= _FEW
+        exact = expected <= _FEW
     tally = Tally([shape.name for shape in prepared.workload.shapes], exact=exact)
     traffic = Traffic(
         prepared, seed, tally, template=deployment.template, profile=profile, keep_times=exact,
@@ -146,12 +144,12 @@ def added(usages: Sequence[Usage]) -> Usage:
     )
 
 
-def expected_requests(prepared: Prepared) -> float:
+def expected_requests(prepared: Prepared, profile: Profile | None = None) -> float:
     """About how many there will be."""
     scenario, load = prepared.scenario, prepared.load
     seconds = scenario.warmup + scenario.seconds
     if isinstance(load, Gamma):
-        return load.rate * seconds
+        return load.rate * (seconds if profile is None else profile.offset(seconds))
     if isinstance(load, Trace):
         return len(load.timestamps)
     if isinstance(load, Starts):

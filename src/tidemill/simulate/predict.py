@@ -9,8 +9,10 @@ there the prediction says so, and gives bounds only.
 
 from __future__ import annotations
 
+import functools
 import math
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -18,9 +20,8 @@ import msgspec
 
 from tidemill.bench.arrivals import Closed
 from tidemill.bench.measures import Slo, Summary
-from tidemill.bench.scenario import Prepared, Scenario, prepare
+from tidemill.bench.scenario import Scenario, prepare
 from tidemill.hardware import usable_cores
-from tidemill.records import dataclass
 from tidemill.simulate.base import Origin
 from tidemill.simulate.play import Deployment, Run, expected_requests, joined, play_prepared, splits
 from tidemill.simulate.proof import Proof, figures
@@ -61,11 +62,13 @@ class Limit(msgspec.Struct, frozen=True):
 
 class Prediction(msgspec.Struct, kw_only=True):
     """``figures``: those of ``summary`` by name ("ttft.p50", "output_rate" ...), with their bands.
-    ``saturated``: why the figures are bounds only, if so. ``by_shape``: of each shape, without
-    bands. ``replica_hours`` are those of the whole run, ``price`` of an hour of it."""
+    ``front``: what the front ends take, in words. ``saturated``: why the figures are bounds only,
+    if so. ``by_shape``: of each shape, without bands. ``replica_hours`` are those of the whole run,
+    ``price`` of an hour of it."""
 
     origin: Origin
     source: str
+    front: str
     band: float
     proof: Proof | None
     summary: Summary
@@ -85,22 +88,6 @@ class Prediction(msgspec.Struct, kw_only=True):
     removed: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    prepared: Prepared
-    deployment: Deployment
-    seed: int
-    profile: Profile | None
-    exact: bool | None
-    part: tuple[int, int]
-
-    def __call__(self) -> Run:
-        return play_prepared(
-            self.prepared, self.deployment, seed=self.seed, profile=self.profile, exact=self.exact,
-            part=self.part,
-        )  # fmt: skip
-
-
 def predict(
     scenario: Scenario, deployment: Deployment, *, slo: Slo | None = None, seed: int = 0,
     profile: Profile | None = None, proof: Proof | None = None, bands: bool = True,
@@ -117,26 +104,27 @@ def predict(
     parts = workers if len(factors) < workers and splits(scenario, deployment) else 1
     prepared = prepare(scenario, seed)
     tasks = [
-        _Task(
-            prepared, deployment if factor == 1 else deployment.scaled(factor), seed, profile,
-            exact if factor == 1 else False, (part, parts),
+        functools.partial(
+            play_prepared, prepared, deployment if factor == 1 else deployment.scaled(factor),
+            seed=seed, profile=profile, exact=exact if factor == 1 else False, part=(part, parts),
         )
         for factor in factors
         for part in range(parts)
     ]  # fmt: skip
-    if expected_requests(prepared) * len(factors) < _WORTH_A_PROCESS:
+    if expected_requests(prepared, profile) * len(factors) < _WORTH_A_PROCESS:
         workers = 1
     done = _carry_out(tasks, workers)
     runs = [joined(done[i : i + parts]) for i in range(0, len(done), parts)]
     base = runs[0]
     summaries = [run.tally.summary(slo) for run in runs]
-    names = [shape.name for shape in scenario.shapes]
+    names = [shape.name for shape in prepared.workload.shapes]
     first = deployment.specs[0]
     hours = [spec.hour for spec in deployment.specs]
     return Prediction(
         origin="measured" if all(s.step_time.origin == "measured" for s in deployment.specs)
         else "data sheet",
         source="; ".join(dict.fromkeys(spec.step_time.source for spec in deployment.specs)),
+        front="; ".join(dict.fromkeys(str(spec.front) for spec in deployment.specs)),
         band=band,
         proof=proof,
         summary=summaries[0],
@@ -150,7 +138,7 @@ def predict(
         replica_hours=base.counts.replica_seconds / 3600,
         price=None if first.hour is None or None in hours else
         sum(hour or 0.0 for hour in hours) / len(hours) * base.counts.replica_seconds
-        / base.seconds,
+        / (base.seconds or math.inf),
         failures=base.counts.failures,
         retries=base.counts.retries,
         preemptions=base.usage.preemptions,
@@ -164,13 +152,19 @@ def _carry_out(tasks: Sequence[Callable[[], Run]], processes: int) -> list[Run]:
         return [task() for task in tasks]
     # A fresh interpreter each: forking one with threads can stop it for good.
     with ProcessPoolExecutor(
-        min(processes, len(tasks)), mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        return list(pool.map(_call, tasks))
+        min(processes, len(tasks)), mp_context=multiprocessing.get_context("spawn"),
+        initializer=_leave_interrupts_to_the_parent,
+    ) as pool:  # fmt: skip
+        try:
+            return [running.result() for running in [pool.submit(task) for task in tasks]]
+        except BaseException:  # Ctrl-C, or one failed: nobody waits for the others
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
-def _call(task: Callable[[], Run]) -> Run:
-    return task()
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _intervals(of_runs: list[dict[str, float]], proof: Proof | None) -> dict[str, Interval]:
@@ -226,9 +220,8 @@ def _saturated(
         if factor < 1:
             continue
         slower = f" if steps take {factor - 1:.0%} longer" if factor > 1 else ""
-        before, after = run.outstanding
-        # So much more than chance does, where arrivals are as irregular as a Poisson process's.
-        if after - before > 3 * math.sqrt(before + 1):
+        if run.growing:
+            before, after = run.outstanding
             return f"the queue grows{slower}: from {before:.0f} requests to {after:.0f} on average"
         limit = _limit(run, deployment, False)
         if max(limit.places, limit.memory) > _CROWDED:

@@ -19,7 +19,6 @@ says how. ``assumptions.toml`` beside this file has what is assumed of all hardw
 from __future__ import annotations
 
 import datetime
-import math
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -33,6 +32,7 @@ FigureKind = Literal["data sheet", "derived", "measured", "assumption"]
 
 _FOLDER = Path(__file__).with_name("hardware")
 _MOST_BYTES = 1 << 20  # of a file
+_LEAST, _MOST = 1e-18, 1e24  # what no figure of hardware is below or above, in any unit
 
 
 class HardwareError(ValueError):
@@ -133,21 +133,23 @@ class KindAssumptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Of all hardware of a kind and the engines that run on it.
 
     ``usable_memory``: share of the memory that weights and KV cache may take. ``step``: seconds
-    that the engine adds to each step (scheduling, sampling, starting kernels); ``request``: before
-    a request's first one. ``band``: how far computed step times may be off, as a share.
+    that the engine adds to each step (scheduling, sampling, starting kernels); ``request`` and, for
+    each token of the prompt, ``prompt_token``: before a request's first one (``FrontEnd``).
+    ``band``: how far computed step times may be off, as a share.
     """
 
     efficiency: Efficiency
     usable_memory: Figure
     step: Figure
     request: Figure
+    prompt_token: Figure
     band: Figure
 
     def figures(self) -> dict[str, Figure]:
         return {
             **_efficiency_figures(self.efficiency),
             "usable_memory": self.usable_memory, "step": self.step,
-            "request": self.request, "band": self.band,
+            "request": self.request, "prompt_token": self.prompt_token, "band": self.band,
         }  # fmt: skip
 
 
@@ -207,11 +209,13 @@ def _read(path: Path, type_: type[_Read]) -> _Read:
     if len(data) > _MOST_BYTES:
         raise HardwareError(f"{path.name}: larger than {_MOST_BYTES >> 20} MiB")
     try:
-        return msgspec.convert(tomllib.loads(data.decode()), type_)
+        table = tomllib.loads(data.decode("utf-8-sig"))  # some editors write that mark
+    except (ValueError, RecursionError) as error:
+        raise HardwareError(f"{path.name}: not valid TOML: {error}") from None
+    try:
+        return msgspec.convert(table, type_)
     except msgspec.ValidationError as error:
         raise HardwareError(f"{path.name}: {_lowered(str(error))}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HardwareError(f"{path.name}: not valid TOML: {error}") from None
 
 
 def _checked(hardware: Hardware, path: Path) -> Hardware:
@@ -234,8 +238,8 @@ def _checked(hardware: Hardware, path: Path) -> Hardware:
 
 
 def _check_figure(figure: Figure, sources: dict[str, Source], where: str) -> None:
-    if not (math.isfinite(figure.value) and figure.value > 0):
-        raise HardwareError(f"{where}: {figure.value} is not a positive number")
+    if not _LEAST <= figure.value <= _MOST:
+        raise HardwareError(f"{where}: {figure.value} is not a number from {_LEAST:g} to {_MOST:g}")
     if figure.source is not None and figure.source not in sources:
         known = ", ".join(sources) or "none"
         raise HardwareError(f"{where}: source {figure.source!r} is not among [sources]: {known}")

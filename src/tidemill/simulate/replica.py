@@ -39,13 +39,13 @@ OnGap = Callable[[float, int], None]
 
 @dataclass(slots=True)
 class Usage:
-    """What a replica did, in seconds and tokens. ``running``, ``blocks``: sequences, and KV blocks
-    that they own, times seconds. ``no_slot``, ``no_memory``: seconds in which someone waited for a
-    place, or while there was one for memory (and not for the prompts of others)."""
+    """What a replica did, in seconds and tokens. ``busy``: computing steps, ``prompts``: such with
+    prompts in them. ``running``, ``blocks``: sequences, and KV blocks that they own, times seconds.
+    Seconds in which someone waited: ``no_slot`` for a place; while there was one, ``behind`` the
+    prompts of others, and else for memory (``no_memory``)."""
 
     busy: float = 0.0
     prompts: float = 0.0
-    """Seconds of steps with prompts."""
     running: float = 0.0
     blocks: float = 0.0
     no_slot: float = 0.0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidemill.bench.measures import SHARES, Slo, Summary
-from tidemill.bench.report import seconds
+from tidemill.bench.measures import LATENCIES, SHARES, Slo
+from tidemill.bench.report import errors_line, percent, seconds, shape_line
 from tidemill.simulate.predict import Interval, Prediction
-
-_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 
 def text(prediction: Prediction, slo: Slo | None = None) -> str:
@@ -18,6 +16,8 @@ def text(prediction: Prediction, slo: Slo | None = None) -> str:
 
 def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     yield from _origin(prediction)
+    if prediction.summary.invalid:
+        yield f"INVALID: {prediction.summary.invalid}"
     if prediction.saturated is not None:
         yield (
             f"NEAR SATURATION: {prediction.saturated}. What then waits depends on too little to be "
@@ -34,14 +34,14 @@ def _lines(prediction: Prediction, slo: Slo | None) -> Iterator[str]:
     )
     if (attained := prediction.figures.get("attained")) is not None:
         share = (
-            f"at most {attained.high:.1%}" if prediction.saturated
-            else f"{attained.value:.1%} ({attained.low:.1%}–{attained.high:.1%})"
+            f"at most {percent(attained.high)}" if prediction.saturated
+            else f"{percent(attained.value)} ({percent(attained.low)}–{percent(attained.high)})"
         )  # fmt: skip
         limits = "" if slo is None else f" {slo}"
         yield f"SLO{limits}: met by {share} of {summary.requests} requests"
-    yield _errors(summary)
+    yield errors_line(summary)
     for name, part in prediction.by_shape.items():
-        yield f"{name}: {_shape(part)}"
+        yield f"{name}: {shape_line(part)}"
     yield from _deployment(prediction)
 
 
@@ -50,6 +50,7 @@ def _origin(prediction: Prediction) -> Iterator[str]:
         yield f"simulated, over measured step times: {prediction.source}"
     else:
         yield f"simulated, over step times computed from: {prediction.source}"
+    yield f"before its first step a request takes {prediction.front}"
     band = f"step times ± {100 * prediction.band:.2g} %"
     proof = prediction.proof
     if proof is None:
@@ -70,12 +71,12 @@ def _latencies(prediction: Prediction) -> Iterator[str]:
     if not prediction.summary.latency:
         return
     yield "      " + "".join(f"{share:>26}" for share in SHARES)
-    for name, title in _LATENCIES.items():
+    for name in LATENCIES:
         if name in prediction.summary.latency:
             cells = [
                 _latency(prediction.figures[f"{name}.{share}"], prediction) for share in SHARES
             ]
-            yield f"{title:6}" + "".join(f"{cell:>26}" for cell in cells)
+            yield f"{name.upper():6}" + "".join(f"{cell:>26}" for cell in cells)
 
 
 def _latency(found: Interval, prediction: Prediction) -> str:
@@ -101,27 +102,7 @@ def _number(value: float) -> str:
 def _name(figure: str) -> str:
     """As it is called in the table."""
     latency, _, share = figure.partition(".")
-    return f"{_LATENCIES[latency]} {share}" if share else figure.replace("_", " ")
-
-
-def _errors(summary: Summary) -> str:
-    if not summary.errors:
-        return f"{summary.good} good answers, no errors"
-    kinds = "; ".join(
-        f"{count} {kind.replace('_', ' ')} ({summary.examples[kind]})"
-        for kind, count in summary.errors.items()
-    )
-    return f"{summary.good} good answers, errors: {kinds}"
-
-
-def _shape(summary: Summary) -> str:
-    latency = "  ".join(
-        f"{_LATENCIES[name]} p50 {seconds(found['p50'].value)}, p99 {seconds(found['p99'].value)}"
-        for name in ("ttft", "tpot")
-        if (found := summary.latency.get(name)) is not None
-    )
-    attained = "" if summary.attained is None else f"  SLO met by {summary.attained:.1%}"
-    return f"{summary.requests} requests  {latency}{attained}"
+    return f"{latency.upper()} {share}" if share else figure.replace("_", " ")
 
 
 def _deployment(prediction: Prediction) -> Iterator[str]:

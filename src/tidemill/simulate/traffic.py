@@ -24,6 +24,9 @@ from tidemill.simulate.figures import Tally
 from tidemill.simulate.jobs import Job, Placed
 from tidemill.simulate.timeline import Action
 
+_SHORTEST_PERIOD = 1.0
+"""Of a profile, in seconds: what changes faster is burstiness."""
+
 _CHARACTERS = 4
 """Of a task's text in a token, about."""
 
@@ -51,15 +54,18 @@ class Profile:
 
     def __post_init__(self) -> None:
         times = [at for at, _ in self.points]
-        if not times or times[0] != 0 or any(a >= b for a, b in itertools.pairwise(times)):
+        if not times or times[0] != 0 or not all(a < b for a, b in itertools.pairwise(times)):
             raise ValueError("a profile begins at 0 s, and each point comes after the one before")
         if not all(0 <= factor < math.inf for _, factor in self.points):
             raise ValueError("the factors of a profile are from 0 on")
         if self.period is None:
             if not self.points[-1][1]:
                 raise ValueError("a profile that does not come again ends with a factor above 0")
-        elif not times[-1] < self.period < math.inf:
-            raise ValueError("the period of a profile is longer than all its points")
+        elif not max(times[-1], _SHORTEST_PERIOD) < self.period < math.inf:
+            raise ValueError(
+                "the period of a profile is longer than all its points, and than "
+                f"{_SHORTEST_PERIOD:g} s"
+            )
         elif not any(factor for _, factor in self.points):
             raise ValueError("a profile has a factor above 0")
 
@@ -73,6 +79,15 @@ class Profile:
                 past += factor * (end - begin) if factor else 0.0
                 begin, end, factor = next(segments)
             yield begin + (offset - past) / factor
+
+    def offset(self, seconds: float) -> float:
+        """What would be due at ``seconds`` is due at that, if all factors were 1."""
+        found = 0.0
+        for begin, end, factor in self._segments():
+            if begin >= seconds:
+                break
+            found += factor * (min(end, seconds) - begin)
+        return found
 
     def _segments(self) -> Iterator[tuple[float, float, float]]:
         ends = [at for at, _ in self.points[1:]] + [self.period or math.inf]
@@ -168,8 +183,7 @@ class Traffic:
         else:
             opened = start + self._scenario.warmup
             self._closing = opened + self._scenario.seconds
-            self._tally.open(opened)
-            self._tally.close(self._closing)
+            self._tally.opened, self._tally.closed = opened, self._closing
             offsets = self._load.due(random.Random(self._seed))
             if self._profile is not None:
                 offsets = self._profile.warp(offsets)
@@ -212,29 +226,33 @@ class Traffic:
         if talk.turn:
             prompt = talk.tokens + self._template.between + question
         else:
-            shared = self._shared(sizes)
-            conversation = b"c%d " % talk.index
-            beginning = b"b" + sizes.beginning.encode() + b" "
-            talk.text = Placed(conversation, beginning, shared)
+            talk.text = Placed(b"c%d " % talk.index, self._parts(sizes))
             talk.turns, talk.pause = shape.turns, shape.pause
-            prompt = shared + question
+            prompt = talk.text.parts[-1][1] + question
         talk.tokens = prompt + sizes.max_tokens
-        alone = shape.turns > 1 or not sizes.beginning
+        alone = shape.turns > 1 or not sizes.parts
         job = Job(
             text=talk.text, prompt_tokens=prompt, output_tokens=sizes.max_tokens, due=due,
             conversation=talk.index, turn=talk.turn, shape=self._shapes[shape.name],
-            key=talk.text.conversation if alone else talk.text.beginning,
+            key=talk.text.conversation if alone else talk.text.parts[-1][0],
             keep_times=self._keep_times,
         )  # fmt: skip
         job.counted = self._tally.opened <= due < self._closing
         return job
 
-    def _shared(self, sizes: PromptSizes) -> int:
-        """Tokens that a prompt begins with and has in common with others."""
+    def _parts(self, sizes: PromptSizes) -> tuple[tuple[bytes, int], ...]:
+        """What a prompt begins with and has in common with others, as ``Placed`` has it: what the
+        template puts before it first."""
         template = self._template
-        if sizes.beginning and sizes.shape.system:
-            return template.before_system + sizes.prefix + template.after_system
-        return template.before + sizes.prefix
+        system = bool(sizes.parts) and sizes.shape.system
+        end = template.before_system if system else template.before
+        parts = [] if system else [(b"b ", end)]
+        for name, tokens in sizes.parts:
+            end += tokens
+            parts.append((b"b" + name.encode() + b" ", end))
+        if system:
+            parts[-1] = (parts[-1][0], end + template.after_system)
+        return tuple(parts)
 
     def _expire(self) -> None:
         """Give up what has taken too long; come again when the next may have."""
@@ -282,13 +300,12 @@ class Traffic:
             stream.begun = True
             self._beginners -= 1
             if not self._beginners:
-                self._tally.open(now)
+                self._tally.opened = now
         elif self._tally.opened <= now and self._closing == math.inf:
             self._finished += 1
             long_enough = now - self._tally.opened >= self._scenario.seconds
             if long_enough and self._finished >= self._scenario.requests:
-                self._closing = now
-                self._tally.close(now)
+                self._closing = self._tally.closed = now
 
 
 def task_tokens(sizes: PromptSizes) -> int:

@@ -174,9 +174,7 @@ def test_labels_tell_models_and_versions_apart() -> None:
 
 
 def test_what_was_done_twice_is_told_apart() -> None:
-    slower = msgspec.structs.replace(
-        load("offline-batch"), load={"kind": "closed"} and load("edge-single-user").load
-    )
+    slower = msgspec.structs.replace(load("offline-batch"), load=load("edge-single-user").load)
     found = labels(measurement("offline-batch"), measurement(slower))
     assert len(set(found)) == 2
     assert all("at a time" in label for label in found)
@@ -243,6 +241,17 @@ def test_another_program_is_named() -> None:
     run = measurement(engine="llama.cpp")
     run.result.target.command[0] = "/opt/my server"
     assert "--threads 2 --binary '/opt/my server' --scenario" in appendix.command(run.result)
+
+
+def test_what_an_engine_was_started_with_beside_is_told() -> None:
+    bare, run = measurement(), measurement(seed=1)
+    run.result.target.arguments.extend(["--kv-dtype", "q8_0", "--name", "my own"])
+    command = appendix.command(run.result)
+    assert "--engine-args '--kv-dtype q8_0 --name '\"'\"'my own'\"'\"'' --scenario" in command
+    found = said(bare, run)
+    assert "tidemill --kv-dtype q8_0" in found  # which tells the two apart
+    assert "Engine arguments" in found
+    assert "--engine-args differ: none and --kv-dtype q8_0" in found
 
 
 def test_commands_of_an_address() -> None:
@@ -414,5 +423,4 @@ def test_figures_as_words() -> None:
     assert words.ratio(2.345) == "2.35×"
     assert words.limits(Slo(ttft=1.0, e2e=0.25)) == "TTFT 1 s, E2E 250 ms"
     assert words.limits(None) == "–"
-    assert words.size(3 << 30) == "3.00 GiB"
     assert words.listed(["a", "b", "c"]) == "a, b and c"

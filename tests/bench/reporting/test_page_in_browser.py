@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from support.browsing import browsing, page_of
+from support.browsing import accessible, page_of
 from support.recordings import at_rates, measurement
 from tidemill.bench import reporting
 from tidemill.bench.reporting import files
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsing() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +30,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("width", [360, 1280])
 def test_everybody_can_read_it(browser: Browser, address: str, width: int, scheme: str) -> None:
     with page_of(browser, address, width=width, color_scheme=scheme) as page:
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
+        accessible(page)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -16,6 +16,7 @@
 #include <random>
 #include <vector>
 
+#include "check.h"
 #include "dequantize.h"
 #include "kernels.h"
 #include "matmul.h"
@@ -30,18 +31,6 @@ namespace avx512 { extern const KernelTable kKernels; }
 namespace {
 
 using namespace tidemill;
-
-struct Failure {};
-
-#define CHECK(condition, ...)                                             \
-  do {                                                                    \
-    if (!(condition)) {                                                   \
-      std::fprintf(stderr, "%s:%d: %s\n  ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                                  \
-      std::fprintf(stderr, "\n");                                         \
-      throw Failure{};                                                    \
-    }                                                                     \
-  } while (false)
 
 struct TypeCase {
   TensorType type;

@@ -9,23 +9,12 @@
 #include <random>
 #include <vector>
 
+#include "check.h"
 #include "kernels.h"
 
 namespace {
 
 using namespace tidemill;
-
-struct Failure {};
-
-#define CHECK(condition, ...)                                              \
-  do {                                                                     \
-    if (!(condition)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n  ", __FILE__, __LINE__, #condition); \
-      std::fprintf(stderr, __VA_ARGS__);                                   \
-      std::fprintf(stderr, "\n");                                          \
-      throw Failure{};                                                     \
-    }                                                                      \
-  } while (false)
 
 class Random {
  public:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from importlib import resources
 
 import uvicorn
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -25,29 +24,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidemill.advise.answers import Answers, write
-from tidemill.advise.document import Block, as_html, as_markdown
 from tidemill.advise.page.form import Form, filled, read
 from tidemill.advise.questions import QUESTIONS, SECTIONS
 from tidemill.advise.scores import DIMENSIONS, Dimension
+from tidemill.presentation import pages
+from tidemill.presentation.document import Block, as_html, as_markdown
 
 Report = Callable[[Answers, Mapping[Dimension, float]], list[Block]]
 """The advice for answers and weights."""
 
-_HEADERS = {
-    "cache-control": "no-store",
-    "content-security-policy": "; ".join(
-        (
-            "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'",
-            "form-action 'self'", "base-uri 'none'", "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'", "trusted-types 'none'",
-        )
-    ),
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}  # fmt: skip
-
-_ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+_HEADERS = {"cache-control": "no-store", **pages.answer_headers("form-action 'self'")}
 
 
 def application(
@@ -102,7 +88,7 @@ def application(
         Route("/advice", advice),
         Route("/answers.toml", answers_file),
         Route("/advice.md", advice_file),
-        *(Route(f"/{name}", _asset) for name in _ASSETS),
+        *(Route(f"/{name}", _asset(file)) for name, file in _assets().items()),
     ]
     guards = [
         Middleware(_Guard),
@@ -135,20 +121,22 @@ class _Guard:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        asked_by = Request(scope).headers.get("sec-fetch-site", "none")
-        if asked_by in ("none", "same-origin"):
-            await self._app(scope, receive, send_guarded)
-        else:
-            refusal = PlainTextResponse(
+        app = self._app
+        if pages.is_foreign(Request(scope).headers):
+            app = PlainTextResponse(
                 "This address is not for links from other pages: type or paste it.\n", 403
             )
-            await refusal(scope, receive, send_guarded)
+        await app(scope, receive, send_guarded)
 
 
-def _asset(request: Request) -> Response:
-    name = request.url.path.removeprefix("/")
-    content = resources.files(__package__).joinpath(name).read_bytes()
-    return Response(content, media_type=_ASSETS[name])
+def _assets() -> dict[str, pages.File]:
+    """What the pages bring along; the HTML of this folder is templates."""
+    found = pages.files(__package__)
+    return {name: file for name, file in found.items() if not name.endswith(".html")}
+
+
+def _asset(file: pages.File) -> Callable[[Request], Response]:
+    return lambda _: Response(file.content, media_type=file.type)
 
 
 def _download(text: str, name: str, media_type: str) -> Response:

@@ -59,7 +59,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """B against A. ``alarms``: what makes the comparison unfair or void; ``warnings``: what else
-    differs, or is not known; ``notes``: how to read it."""
+    differs, or is not known; ``answers``: how alike those to the same prompts are; ``notes``: how
+    to read it."""
 
     scenario: str
     a: Side
@@ -67,4 +68,5 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure]
     alarms: list[str]
     warnings: list[str]
+    answers: list[str]
     notes: list[str]

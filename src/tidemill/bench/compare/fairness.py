@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.bench.arrivals import Closed
+from tidemill.bench.compare.answers import Answers
 from tidemill.bench.compare.base import CompareError, Figure, Side
 from tidemill.bench.measures import Summary
 from tidemill.bench.result import FEW, Machine, Result
@@ -21,8 +23,11 @@ def check_repeats(side: Side) -> None:
     """Raises CompareError if its runs are no repeats of each other."""
     for other in side.results[1:]:
         differ = differences(side.first, other)
-        if side.first.target.whom != other.target.whom:
+        first, second = side.first.target, other.target
+        if first.whom != second.whom:
             differ.append("another target")
+        if (first.arguments, first.threads) != (second.arguments, second.threads):
+            differ.append("its engine was started with other arguments or threads")
         if differ:
             raise CompareError(
                 f"{side.label}: {side.first.id or 'its first run'} and {other.id or 'another'} "
@@ -52,6 +57,7 @@ def warnings(a: Side, b: Side) -> Iterator[str]:
             yield f"the machine differs, {field}: {values[0]} and {values[1]}"
     for what, values in (
         ("threads of the engine", [one.target.threads, other.target.threads]),
+        ("--engine-args", [shlex.join(r.target.arguments) or "none" for r in (one, other)]),
         ("names of the models", [one.target.model, other.target.model]),
         ("settings in requests", [one.target.extra, other.target.extra]),
         ("seeds, and so the prompts", [one.seed, other.seed]),
@@ -89,12 +95,20 @@ def notes(a: Side, b: Side, *, paired: bool) -> Iterator[str]:
     yield "of 20 figures that are the same in truth, one is called better or worse by chance"
 
 
-def alarms(a: Side, b: Side, figures: Sequence[Figure]) -> Iterator[str]:
-    """What makes the comparison unfair, or void."""
+def alarms(a: Side, b: Side, figures: Sequence[Figure], same: Answers | None) -> Iterator[str]:
+    """What makes the comparison unfair, or void. ``same``: of answers to the same prompts."""
     for name, side in (("A", a), ("B", b)):
         for summary in side.summaries:
             if summary.invalid:
                 yield f"{name} is INVALID: {summary.invalid}"
+    yield from _lengths(a, figures, same)
+    if (worse := _worse(a, b, _failed, "MORE failed requests", "failed")) is not None:
+        yield f"{worse}: its latencies are of the answers that came"
+    if (worse := _worse(a, b, _not_right, "FEWER right answers", "not right")) is not None:
+        yield f"{worse}: its speed is not of equal quality"
+
+
+def _lengths(a: Side, figures: Sequence[Figure], same: Answers | None) -> Iterator[str]:
     for figure in figures:
         if figure.name == "answer length" and figure.verdict == "different":
             apart = figure.b / figure.a - 1
@@ -104,10 +118,15 @@ def alarms(a: Side, b: Side, figures: Sequence[Figure]) -> Iterator[str]:
                     f"({figure.a:.1f} and {figure.b:.1f} tokens on average): speeds are not of "
                     "the same work"
                 )
-    if (worse := _worse(a, b, _failed, "MORE failed requests", "failed")) is not None:
-        yield f"{worse}: its latencies are of the answers that came"
-    if (worse := _worse(a, b, _not_right, "FEWER right answers", "not right")) is not None:
-        yield f"{worse}: its speed is not of equal quality"
+                return
+    # Of answers that the model ends itself it is their mean that counts.
+    if same is not None and not a.first.scenario.checked:
+        other = same.pairs - same.equally_long
+        if other > _SAME_LENGTH * same.pairs:
+            yield (
+                f"{other} of {same.pairs} answers to the same prompts are NOT EQUALLY LONG: speeds "
+                "are not of the same work"
+            )
 
 
 def _worse(

@@ -10,7 +10,7 @@ import numpy as np
 
 from tidemill.bench.compare.base import Side
 from tidemill.bench.measures import LATENCIES, SHARES, Slo
-from tidemill.bench.records import Record, Recording
+from tidemill.bench.records import Recording
 from tidemill.bench.result import Result
 from tidemill.bench.statistics import (
     RESAMPLES,
@@ -53,7 +53,7 @@ class Samples:
             if recording is not None:
                 if single:
                     found |= _Resampled(recording, found, slo, stream).figures
-                for record in due(recording):
+                for record in recording.due:
                     if record.error is None:
                         for name, of in LATENCIES.items():
                             self.requests.setdefault(name, []).extend(of(record))
@@ -68,13 +68,6 @@ class Samples:
         }
 
 
-def due(recording: Recording) -> list[Record]:
-    """What was due in the window, in that order."""
-    window = recording.window
-    found = [r for r in recording.records if window.opened <= r.due < window.closed]
-    return sorted(found, key=lambda record: record.due)
-
-
 class _Resampled:
     """``figures`` of one run, with what its records say that they might have been."""
 
@@ -84,7 +77,7 @@ class _Resampled:
         self.figures = dict(figures)
         self._window = recording.window
         self._stream = stream
-        requests = due(recording)
+        requests = recording.due
         if any(record.error is None for record in requests):
             for name, of in LATENCIES.items():
                 self._percentiles(name, [of(r) if r.error is None else () for r in requests])

@@ -7,15 +7,14 @@ from pathlib import Path
 import msgspec
 
 from tidemill.bench.compare.base import CompareError, Side
-from tidemill.bench.records import Recording
-from tidemill.bench.result import Result
+from tidemill.bench.result import Measurement, NewerFormatError, Result, decode
 from tidemill.bench.store import Store
 
 _MAX_FILE = 256 << 20
 
 
 class _File(msgspec.Struct):
-    results: list[Result]
+    results: list[msgspec.Raw]
 
 
 def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tuple[Side, Side]]:
@@ -34,7 +33,7 @@ def pairs(a: str, b: str, store: Store, scenario: str | None = None) -> list[tup
 
 def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Side]:
     found: dict[str, Side] = {}
-    for result, recording in runs(text, store):
+    for result, recording in runs_of(text, store):
         name = result.scenario.name
         if scenario in (None, name):
             side = found.setdefault(name, Side(text, [], []))
@@ -45,12 +44,12 @@ def _by_scenario(text: str, store: Store, scenario: str | None) -> dict[str, Sid
     return found
 
 
-def runs(text: str, store: Store) -> list[tuple[Result, Recording | None]]:
+def runs_of(text: str, store: Store) -> list[Measurement]:
     """All that a user names by ``text``. Raises CompareError, StoreError, OSError."""
     if text.endswith(".json"):
-        return [(result, None) for result in _read(Path(text))]
+        return [Measurement(result, None) for result in _read(Path(text))]
     results = store.results(name=text) or [store.get(text)]
-    return [(result, store.recording(result.id)) for result in results]
+    return [Measurement(result, store.recording(result.id)) for result in results]
 
 
 def _read(path: Path) -> list[Result]:
@@ -60,8 +59,10 @@ def _read(path: Path) -> list[Result]:
     if len(data) > _MAX_FILE:
         raise CompareError(f"{path} is larger than {_MAX_FILE >> 20} MiB")
     try:
-        found = msgspec.json.decode(data, type=_File).results
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = [decode(raw) for raw in msgspec.json.decode(data, type=_File).results]
+    except NewerFormatError as error:
+        raise CompareError(f"{path} is {error}") from None
+    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         raise CompareError(f"{path} is no file of `bench run --json`: {error}") from None
     if not found:
         raise CompareError(f"{path} has no results")

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tidemill.bench.compare.answers import answers, told
 from tidemill.bench.compare.base import CompareError, Comparison, Figure, Side, Unit, Verdict
 from tidemill.bench.compare.fairness import alarms, check_repeats, differences, notes, warnings
-from tidemill.bench.compare.samples import Sample, Samples, due
+from tidemill.bench.compare.samples import Sample, Samples
 from tidemill.bench.measures import LATENCIES, SHARES
 from tidemill.bench.statistics import Estimate, Floats, cliffs_delta, difference, interval
 
@@ -54,18 +55,20 @@ def compare(a: Side, b: Side, *, force: bool = False) -> Comparison:
         )
     slo = a.first.slo if a.first.slo == b.first.slo else None
     paired = _same_requests(a, b)
+    same = answers(a, b)
     figures = list(_figures(Samples(a, slo, 1), Samples(b, slo, 1 if paired else 2)))
     return Comparison(
         scenario=a.first.scenario.name, a=a, b=b, figures=figures,
-        alarms=[*(f"not asked the same: {what}" for what in differ), *alarms(a, b, figures)],
-        warnings=list(warnings(a, b)), notes=list(notes(a, b, paired=paired)),
+        alarms=[*(f"not asked the same: {what}" for what in differ), *alarms(a, b, figures, same)],
+        warnings=list(warnings(a, b)), answers=[] if same is None else list(told(same)),
+        notes=list(notes(a, b, paired=paired)),
     )  # fmt: skip
 
 
 def _same_requests(a: Side, b: Side) -> bool:
     """Whether one run each was asked the same one by one, as in an open loop with one seed."""
     asked = [
-        [(record.index, record.turn) for record in due(recording)]
+        [(record.index, record.turn) for record in recording.due]
         for side in (a, b)
         for recording in side.recordings
         if recording is not None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
 
 from tidemill.bench.compare.base import Comparison, Figure, Side, Unit
-from tidemill.bench.report import seconds
+from tidemill.bench.measures import LATENCIES
+from tidemill.bench.report import seconds, size
 from tidemill.bench.statistics import LEVEL, Estimate
+from tidemill.presentation.markdown import escaped, table
 
-_TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 _HEADER = ("", "A", "B", f"B / A ({LEVEL:.0%} interval)", "B is", "effect")
 # Of Cliff's delta: Romano et al., "Exploring methods for evaluating group differences" (2006).
 _EFFECTS = ((0.147, "negligible"), (0.33, "small"), (0.474, "medium"), (1.0, "large"))
@@ -26,6 +27,7 @@ def text(comparison: Comparison) -> str:
         cells += [verdict.ljust(widths[-2]), effect]
         lines.append(("  " + "  ".join(cells)).rstrip())
     lines += [f"  warning: {warning}" for warning in comparison.warnings]
+    lines += [f"  answers: {answers}" for answers in comparison.answers]
     lines += [f"  note: {note}" for note in _notes(comparison)]
     return "\n".join(lines)
 
@@ -33,16 +35,13 @@ def text(comparison: Comparison) -> str:
 def markdown(comparison: Comparison) -> str:
     """The same, to paste into an issue or a page."""
     lines = [f"### {comparison.scenario}: B against A", ""]
-    lines += [f"- {line.strip()}" for line in _who(comparison)]
-    lines += ["", *(f"> **{alarm}**\n>" for alarm in comparison.alarms)]
-    lines += ["", _cells(_HEADER), _cells(("---",) + ("---:",) * 3 + ("---",) * 2)]
-    lines += [_cells(row(figure)) for figure in comparison.figures]
-    said = [*(f"Warning: {w}" for w in comparison.warnings), *_notes(comparison)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in said)])
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    lines += [f"- {escaped(line.strip())}" for line in _who(comparison)]
+    lines += ["", *(f"> **{escaped(alarm)}**\n>" for alarm in comparison.alarms)]
+    rows = ([escaped(text) for text in row(figure)] for figure in comparison.figures)
+    lines += ["", table(_HEADER, rows, ("---",) + ("---:",) * 3 + ("---",) * 2)]
+    said = [f"Warning: {warning}" for warning in comparison.warnings]
+    said += [f"Answers: {answers}" for answers in comparison.answers] + _notes(comparison)
+    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in said)])
 
 
 def _who(comparison: Comparison) -> list[str]:
@@ -53,7 +52,8 @@ def _side(side: Side) -> str:
     target = side.first.target
     who = f"{target.engine} {target.version}" if target.engine else target.url
     runs = f"{len(side.results)} runs" if len(side.results) > 1 else "1 run"
-    return f"{who} · {target.model} · {side.label} ({runs})"
+    arguments = f" · with {shlex.join(target.arguments)}" if target.arguments else ""
+    return f"{who} · {target.model}{arguments} · {side.label} ({runs})"
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -70,7 +70,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def row(figure: Figure) -> tuple[str, ...]:
     """Of the table: name, A, B, change, verdict, effect."""
     name, _, rest = figure.name.partition(" ")
-    title = f"{_TITLES[name]} {rest}" if name in _TITLES else figure.name
+    title = f"{name.upper()} {rest}" if name in LATENCIES else figure.name
     return (
         title,
         _value(figure.a, figure.unit),
@@ -87,7 +87,7 @@ def _value(value: float, unit: Unit) -> str:
     if unit == "share":
         return f"{value:.1%}"
     if unit == "bytes":
-        return f"{value / 2**20:.0f} MiB"
+        return size(round(value))
     suffix = {"per second": "/s", "joules": " J", "tokens": "", "money": ""}[unit]
     return f"{value:.3g}{suffix}" if value < 100 else f"{value:.0f}{suffix}"
 

@@ -7,11 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
+
+from tidemill.bench.processes import kill_session
 
 if TYPE_CHECKING:
     from tidemill.bench.engines.process import EngineProcess
@@ -26,6 +29,9 @@ Proof = Literal["tested with the engine", "checked against its documentation onl
 
 _PATIENCE = 120
 """Seconds for an engine to tell its version; those on PyTorch take ten and more."""
+
+_LONGEST = 1 << 16
+"""Bytes of what it says then."""
 
 
 class TargetError(ValueError):
@@ -178,13 +184,30 @@ def _a(forms: tuple[Form, ...]) -> str:
 
 @functools.cache
 def said_by(program: str, *arguments: str) -> str:
-    """All that a program prints; asked once, as some take long. Raises TargetError."""
+    """What a program prints, as far as it is short; asked once, as some take long. Whatever it has
+    started ends with it. Raises TargetError."""
+    late = threading.Event()
     try:
-        done = subprocess.run(
-            [program, *arguments], stdin=subprocess.DEVNULL, timeout=_PATIENCE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            check=False,
+        process = subprocess.Popen(
+            [program, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
         raise TargetError(f"{program} does not run: {error}") from None
-    return done.stdout
+
+    def give_up() -> None:
+        late.set()
+        kill_session(process.pid)
+
+    timer = threading.Timer(_PATIENCE, give_up)
+    timer.start()
+    with process:
+        assert process.stdout is not None
+        try:
+            said = process.stdout.read(_LONGEST)
+        finally:
+            timer.cancel()
+            kill_session(process.pid)
+    if late.is_set():
+        raise TargetError(f"{program} does not run: no answer within {_PATIENCE:g} s")
+    return said.decode(errors="replace")

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from tidemill.bench.engines.base import Engine, Launch, TargetError
-from tidemill.bench.processes import born, family, free_port, lives, maps_any
+from tidemill.bench.processes import (
+    born,
+    end_with_parent,
+    family,
+    free_port,
+    kill_session,
+    lives,
+    maps_any,
+)
 
 _END_SECONDS = 15.0
+
+_LONGEST_LOG = 64 << 20
+"""Bytes of what an engine prints before it is ready; one that does not stop would fill the disk."""
+
+_LAST_WORDS = 8192
+"""Bytes of it in which they are."""
 
 _LOOK_EVERY = 0.02
 """Seconds between looks at what it has mapped, which cost more than a look at its port."""
@@ -54,7 +66,7 @@ class EngineProcess:
             # A session of its own, so that Ctrl-C is ours alone and we end it.
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment, start_new_session=True, preexec_fn=_end_with_parent(),
+                env=environment, start_new_session=True, preexec_fn=end_with_parent(),
             )  # fmt: skip
 
     def pids(self) -> list[int]:
@@ -76,16 +88,20 @@ class EngineProcess:
 
     def _until(self, condition: Callable[[], bool], seconds: float, files: set[str]) -> None:
         look = self._age()
-        while not condition():
-            if files and self._mapped is None and self._age() >= look:
-                if maps_any(self.pids(), files):
-                    self._mapped = self._age()
-                look = self._age() + _LOOK_EVERY
-            if self._process.poll() is not None:
+        while True:
+            if self._process.poll() is not None:  # somebody else may have its port, and answer
                 why = f"ended with status {self._process.returncode}"
+            elif condition():
+                return
             elif self._age() > seconds:
                 why = f"was not ready within {seconds:g} s"
+            elif self._log.stat().st_size > _LONGEST_LOG:
+                why = f"printed more than {_LONGEST_LOG >> 20} MiB before it was ready"
             else:
+                if files and self._mapped is None and self._age() >= look:
+                    if maps_any(self.pids(), files):
+                        self._mapped = self._age()
+                    look = self._age() + _LOOK_EVERY
                 time.sleep(0.002)
                 continue
             raise TargetError(f"{self._engine.name} {why}: {self.last_words()}")
@@ -107,18 +123,24 @@ class EngineProcess:
 
     def last_words(self) -> str:
         """The end of what it has printed."""
-        lines = self._log.read_bytes()[-8192:].decode(errors="replace").split("\n")
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - _LAST_WORDS))
+            lines = file.read(_LAST_WORDS).decode(errors="replace").split("\n")
         return "\n".join(line for line in lines[-12:] if line.strip()) or "it said nothing"
 
     def close(self) -> None:
         """End it, and all that it has started, in a process group of its own or not; wait for all,
         as they hold memory that the next one may need."""
         others = {pid: born(pid) for pid in self.pids()[1:]}
-        self._process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        with suppress(ProcessLookupError):  # all of its session's group, whoever is left
-            os.killpg(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+        finally:  # who does not wait (Ctrl-C once more) leaves nobody behind either
+            self._kill(others)
+
+    def _kill(self, others: Mapping[int, int | None]) -> None:
+        kill_session(self._process.pid)  # whoever is left in its group
         self._process.wait()
         deadline = time.monotonic() + _END_SECONDS
         while left := [pid for pid, birth in others.items() if lives(pid, birth)]:
@@ -141,13 +163,3 @@ def started(engine: Engine, launch: Launch) -> Iterator[EngineProcess]:
         yield process
     finally:
         process.close()
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """What makes a process end when we are killed (Linux); loaded here, not between fork and
-    exec."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    return lambda: prctl(set_parent_death_signal, signal.SIGTERM) and None

@@ -11,7 +11,7 @@ import msgspec
 from tidemill.bench import scenario as known
 from tidemill.bench.arrivals import Closed, Gamma
 from tidemill.bench.measures import MAX_DELAY
-from tidemill.bench.report import load_words
+from tidemill.bench.report import load_words, size
 from tidemill.bench.reporting import comparing, words
 from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import (
@@ -138,8 +138,9 @@ def reproduction(groups: Sequence[Group]) -> Section:
     blocks: list[Block] = [
         Table(
             "Who was measured, on which machine",
-            ("", "Version", "Model", "Threads", "Machine", "In every request", "Bench"),
-            tuple(_whom(every)), frozenset(range(1, 7)),
+            ("", "Version", "Model", "Threads", "Engine arguments", "Machine", "In every request",
+             "Bench"),
+            tuple(_whom(every)), frozenset(range(1, 8)),
         ),
         Table(
             "The runs",
@@ -177,13 +178,14 @@ def _whom(every: Sequence[Shown]) -> Iterator[tuple[Cell, ...]]:
     said = set()
     for one in every:
         target, machine = one.result.target, one.result.machine
-        memory = "" if machine.memory is None else f", {words.size(machine.memory)}"
+        memory = "" if machine.memory is None else f", {size(machine.memory)}"
         extra = msgspec.json.encode(target.extra).decode() if target.extra else words.NONE
         row = (
             one.label,
             words.clean(target.version or "not known"),
             words.model(one.result),
             str(target.threads or "not known"),
+            words.clean(shlex.join(target.arguments), longest=300) or words.NONE,
             words.clean(
                 f"{'' if target.engine else 'asked from '}{machine.cores} cores of {machine.cpu}"
                 f"{memory}, {machine.system}, {machine.architecture}",
@@ -220,6 +222,8 @@ def command(result: Result) -> str:
         parts += ["--threads", str(target.threads)] if target.threads else []
         if target.command and target.engine != "tidemill":  # which is started as it is here
             parts += ["--binary", target.command[0]]
+        if target.arguments:
+            parts += ["--engine-args", shlex.join(target.arguments)]
     else:
         parts += [target.url, "--model", target.model]
     options = _options(result.scenario)
@@ -250,7 +254,7 @@ def _options(scenario: Scenario) -> list[str] | None:
     load = scenario.load
     if load != base.load and isinstance(load, Gamma):
         options += ["--rate", f"{load.rate:g}"]
-        load = Gamma(load.rate, base.load.burstiness if isinstance(base.load, Gamma) else 1.0)
+        load = base.arrivals.at(load.rate)
     elif load != base.load and isinstance(load, Closed):
         options += ["--concurrency", str(load.concurrency)]
     again = msgspec.structs.replace(

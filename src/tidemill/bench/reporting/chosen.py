@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tidemill.bench.compare.sides import runs
+from tidemill.bench.compare.sides import runs_of
 from tidemill.bench.result import Measurement, Result
 from tidemill.bench.store import Store
 
@@ -14,13 +14,12 @@ def choose(store: Store, which: Sequence[str]) -> list[Measurement]:
     of each scenario and target. Raises CompareError and StoreError, and OSError if a file cannot be
     read."""
     if not which:
-        return [
-            Measurement(result, store.recording(result.id)) for result in newest(store.results())
-        ]
+        newest_ones = newest(store.results())
+        return [Measurement(result, store.recording(result.id)) for result in newest_ones]
     found: dict[str, Measurement] = {}
     for text in which:
-        for i, (result, recording) in enumerate(runs(text, store)):
-            found.setdefault(result.id or f"{text} {i}", Measurement(result, recording))
+        for i, run in enumerate(runs_of(text, store)):
+            found.setdefault(run.result.id or f"{text} {i}", run)
     return list(found.values())
 
 

@@ -43,12 +43,9 @@ class Comparisons:
 
     def pairs(self) -> Iterator[Comparison]:
         labels = list(self.sides)
-        if len(labels) <= _ALL_PAIRS:
-            pairs = itertools.combinations(labels, 2)
-        else:
-            pairs = ((labels[0], other) for other in labels[1:])  # type: ignore[assignment]
-        for a, b in pairs:
-            yield self._between(a, b)
+        for a, b in itertools.combinations(labels, 2):
+            if a == labels[0] or len(labels) <= _ALL_PAIRS:
+                yield self._between(a, b)
 
     def told(self, name: str, one: str, other: str) -> Told:
         """Of the figure of that name, which both have."""
@@ -88,7 +85,7 @@ def blocks(comparisons: Comparisons) -> Iterator[Block]:
     remarks = dict.fromkeys(
         f"{_who(pair)}: {words.clean(remark, longest=400)}."
         for pair in pairs
-        for remark in pair.warnings
+        for remark in (*pair.warnings, *pair.answers)
     )
     if remarks:
         yield Bullets(tuple(remarks))

@@ -14,7 +14,9 @@ from tidemill.bench.report import load_words, seconds
 from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
+from tidemill.bench.scenario import rate_of
 from tidemill.bench.search import Aim, bracket, judge
+from tidemill.bench.traces import TraceFile
 
 
 @figures.drawn
@@ -29,12 +31,16 @@ def highest_rate(points: Sequence[Shown]) -> float | None:
     ``bench search``; None if none does. Without recordings nothing can be said of a rate."""
     trials: dict[float, list[Recording]] = {}
     slo = points[0].result.slo
+    arrivals: Gamma | TraceFile = Gamma(1.0)
     for point in points:
-        if isinstance(point.result.scenario.load, Gamma) and point.recording is not None:
-            trials.setdefault(point.result.scenario.load.rate, []).append(point.recording)
+        load = point.result.scenario.load
+        if isinstance(load, Gamma | TraceFile) and load.rate and point.recording is not None:
+            arrivals = load
+            trials.setdefault(load.rate, []).append(point.recording)
     if slo is None:
         return None
-    met, _ = bracket([judge(rate, trials[rate], Aim(slo)) for rate in sorted(trials)])
+    aim = Aim(slo, arrivals=arrivals)
+    met, _ = bracket([judge(rate, trials[rate], aim) for rate in sorted(trials)])
     return None if met is None else met.rate
 
 
@@ -100,8 +106,7 @@ def _longest(points: Sequence[Shown], which: str) -> dict[float, Summary]:
         summary = point.result.summary
         if summary is None or which not in summary.latency:
             continue
-        load = point.result.scenario.load
-        rate = load.rate if isinstance(load, Gamma) else summary.request_rate
+        rate = rate_of(point.result.scenario.load) or summary.request_rate
         if rate not in found or summary.seconds > found[rate].seconds:
             found[rate] = summary
     return dict(sorted(found.items()))
@@ -180,8 +185,8 @@ def pareto(name: str, shown: Sequence[Shown]) -> Picture | None:
 
 def _short(one: Shown) -> str:
     load = one.result.scenario.load
-    if isinstance(load, Gamma):
-        return f"{load.rate:.3g}/s"
+    if (rate := rate_of(load)) is not None:
+        return f"{rate:.3g}/s"
     return f"{load.concurrency} at once" if isinstance(load, Closed) else load_words(load)
 
 

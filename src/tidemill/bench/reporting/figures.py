@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -104,10 +105,11 @@ def _room(low: float, high: float) -> tuple[float, float]:
 
 def _ticks(low: float, high: float) -> list[float]:
     """As many as there is room for, round ones."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
         found = [
             step * 10.0**power
-            for power in range(-6, 7)
+            for power in powers
             for step in steps
             if low <= step * 10.0**power <= high
         ]

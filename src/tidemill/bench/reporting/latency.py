@@ -12,6 +12,7 @@ from tidemill.bench.records import Record, Recording
 from tidemill.bench.reporting import figures, words
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
+from tidemill.bench.statistics import rank
 
 _TITLES = {
     "ttft": "Time to the first token (TTFT)",
@@ -35,12 +36,11 @@ def distributions(name: str, shown: Sequence[Shown]) -> list[Picture]:
 
 def latencies(recording: Recording, which: str) -> npt.NDArray[np.float64]:
     """In seconds, ascending, of the good requests that were due in the window."""
-    window, of = recording.window, _OF[which]
+    of = _OF[which]
     found = [
         value
-        for record in recording.records
-        if record.error is None and window.opened <= record.due < window.closed
-        if (value := of(record)) is not None
+        for record in recording.due
+        if record.error is None and (value := of(record)) is not None
     ]
     return np.sort(np.asarray(found, dtype=np.float64))
 
@@ -97,8 +97,7 @@ def _distribution(name: str, which: str, shown: Sequence[Shown]) -> Picture | No
 
 
 def _at(values: npt.NDArray[np.float64], share: float) -> float:
-    """The percentile as ``statistics.percentiles`` has it."""
-    return float(values[max(0, int(np.ceil(share * len(values) * (1 - 1e-12))) - 1)])
+    return float(values[rank(len(values), share)])
 
 
 def _steps(values: npt.NDArray[np.float64]) -> tuple[list[float], list[float]]:

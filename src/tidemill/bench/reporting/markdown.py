@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
@@ -18,13 +17,13 @@ from tidemill.bench.reporting.document import (
     Table,
     Terms,
 )
-
-_SPECIAL = re.compile(r"[\\`*_\[\]<>|~#&]")
+from tidemill.presentation import markdown as gfm
+from tidemill.presentation.markdown import escaped
 
 
 def markdown(document: Document, folder: str) -> str:
     """``folder``: where the pictures lie, as seen from the file; each as NAME.svg."""
-    head = [f"# {_text(document.title)}", _text(document.subtitle)]
+    head = [f"# {escaped(document.title)}", escaped(document.subtitle)]
     return "\n\n".join([*head, *_blocks(document.blocks, 2, quote(folder))]) + "\n"
 
 
@@ -41,35 +40,30 @@ def _blocks(blocks: Sequence[Block], level: int, folder: str) -> Iterator[str]:
     for block in blocks:
         match block:
             case Paragraph(text):
-                yield _text(text)
+                yield escaped(text)
             case Bullets(items):
                 yield _list(items)
             case Terms(terms):
-                yield "\n".join(f"- **{_text(name)}**: {_text(what)}" for name, what in terms)
+                yield "\n".join(f"- **{escaped(name)}**: {escaped(what)}" for name, what in terms)
             case Notice(title, items):
                 yield "\n".join(
-                    f"> {line}".rstrip() for line in (f"**{_text(title)}**", "", *_items(items))
+                    f"> {line}".rstrip() for line in (f"**{escaped(title)}**", "", *_items(items))
                 )
             case Table():
-                yield f"{_text(block.caption)}:"
+                yield f"{escaped(block.caption)}:"
                 yield _table(block)
             case Commands(lines):
-                yield _code("\n".join(lines))
+                yield gfm.code("\n".join(lines), "console")
             case Picture(name, caption, alt, _):
-                yield f"![{_text(alt)}]({folder}/{quote(name)}.svg)"
-                yield f"*{_text(caption)}*"
+                yield f"![{escaped(alt)}]({folder}/{quote(name)}.svg)"
+                yield f"*{escaped(caption)}*"
             case Section(_, title, inner):
-                yield f"{'#' * level} {_text(title)}"
+                yield f"{'#' * level} {escaped(title)}"
                 yield from _blocks(inner, level + 1, folder)
 
 
-def _text(text: str) -> str:
-    """Plain text, with nothing in it that Markdown would take for its own."""
-    return _SPECIAL.sub(r"\\\g<0>", text)
-
-
 def _items(items: Sequence[str]) -> list[str]:
-    return [f"- {_text(item)}" for item in items]
+    return [f"- {escaped(item)}" for item in items]
 
 
 def _list(items: Sequence[str]) -> str:
@@ -78,15 +72,5 @@ def _list(items: Sequence[str]) -> str:
 
 def _table(table: Table) -> str:
     rules = [":---" if i == 0 or i in table.words else "---:" for i in range(len(table.columns))]
-    rows = [[_text(cell.text) for cell in row] for row in table.rows]
-    return "\n".join(_row(row) for row in ([_text(name) for name in table.columns], rules, *rows))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _code(text: str) -> str:
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}console\n{text}\n{fence}"
+    rows = [[escaped(cell.text) for cell in row] for row in table.rows]
+    return gfm.table([escaped(name) for name in table.columns], rows, rules)

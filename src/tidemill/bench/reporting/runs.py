@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
@@ -127,6 +128,7 @@ _DIFFERENCES: tuple[Callable[[Result], str], ...] = (
     model,
     lambda result: clean(result.target.version or ""),
     lambda result: f"{result.target.threads} threads" if result.target.threads else "",
+    lambda result: clean(shlex.join(result.target.arguments)),
     lambda result: clean(result.machine.cpu),
 )
 

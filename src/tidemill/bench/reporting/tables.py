@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from tidemill.bench.measures import SHARES, Summary
-from tidemill.bench.report import load_words, seconds
+from tidemill.bench.measures import LATENCIES, SHARES, Summary
+from tidemill.bench.report import load_words, seconds, size
 from tidemill.bench.reporting import words
 from tidemill.bench.reporting.document import Cell, Table
 from tidemill.bench.reporting.runs import Shown
@@ -13,8 +13,6 @@ from tidemill.bench.reporting.starting import PHASES, phases
 from tidemill.bench.resources import Resources
 from tidemill.bench.starts import medians
 from tidemill.bench.statistics import LEVEL
-
-_LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 Row = tuple[str, Callable[[Shown, Summary], Cell | str]]
 
@@ -38,9 +36,9 @@ def _rows() -> Iterator[Row]:
     yield "Load", lambda one, _: load_words(one.result.scenario.load)
     yield "Requests in the window", lambda _, s: f"{s.requests}"
     yield "Failed", _failed
-    for name, title in _LATENCIES.items():
+    for name in LATENCIES:
         for share in SHARES:
-            yield f"{title} {share}", _latency(name, share)
+            yield f"{name.upper()} {share}", _latency(name, share)
     yield "SLO met by", lambda _, s: words.share(s.attained)
     yield "Goodput, requests/s that meet the SLO", lambda _, s: words.rate(s.goodput)
     yield "Requests/s answered", lambda _, s: words.rate(s.request_rate)
@@ -90,7 +88,7 @@ def _per_watt(resources: Resources) -> str:
 
 def _memory(resources: Resources) -> str:
     memory = resources.memory
-    return words.NONE if memory is None else f"{words.size(memory.peak)} ({memory.kind})"
+    return words.NONE if memory is None else f"{size(memory.peak)} ({memory.kind})"
 
 
 def _cost(resources: Resources) -> str:

@@ -7,7 +7,7 @@ import unicodedata
 from pathlib import PurePath
 
 from tidemill.bench.measures import Slo
-from tidemill.bench.report import estimate
+from tidemill.bench.report import estimate, percent
 from tidemill.bench.result import Result
 from tidemill.bench.statistics import Estimate
 
@@ -34,7 +34,7 @@ def interval(found: Estimate | None) -> str:
 def share(value: float | None) -> str:
     if value is None:
         return NONE
-    return f"{value:.0%}" if value in (0, 1) else f"{value:.1%}"
+    return f"{value:.0%}" if value in (0, 1) else percent(value)
 
 
 def rate(value: float | None) -> str:
@@ -50,11 +50,6 @@ def rate(value: float | None) -> str:
 
 def ratio(value: float) -> str:
     return f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
-
-
-def size(count: int) -> str:
-    """Bytes."""
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def listed(names: list[str]) -> str:

@@ -17,9 +17,9 @@ from __future__ import annotations
 import re
 
 from tidemill.server.tools.markers import Markers
-from tidemill.server.tools.pieces import Content, Piece, Reasoning, join
+from tidemill.server.tools.pieces import Content, Piece, Reasoning
 from tidemill.server.tools.scanner import Calls
-from tidemill.server.tools.steps import SPACE, NotACall
+from tidemill.server.tools.steps import SPACE, SPACES, NotACall
 from tidemill.server.tools.values import ValueReader
 
 _MARKERS = Markers((
@@ -31,7 +31,6 @@ _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _HEADER_TEXT = re.compile(r"[\w .:=/-]*")
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
 _FUNCTIONS = "functions."
-_SPACES = " \t\r\n"
 
 
 class HarmonyScanner:
@@ -54,25 +53,20 @@ class HarmonyScanner:
     def push(self, text: str) -> list[Piece]:
         for start in range(0, len(text), _BLOCK):
             self._run(self._part + text[start : start + _BLOCK])
-        return self._take()
+        return self._calls.take()
 
     def finish(self) -> list[Piece]:
         part, self._part = self._part, ""
         if self._state == self._between or (self._state == self._header and not self._first):
             self._drop()  # a header without a message says nothing
-            return self._take()
+            return self._calls.take()
         if part:
             self._state(part, False)
         if self._state == self._call and self._complete:
             self._end_call()
         else:
             self._give_up()
-        return self._take()
-
-    def _take(self) -> list[Piece]:
-        pieces = join(self._out)
-        self._out.clear()
-        return pieces
+        return self._calls.take()
 
     def _run(self, text: str) -> None:
         position = 0
@@ -162,7 +156,7 @@ class HarmonyScanner:
         if is_marker and text not in _ENDS:
             self._state = self._header
             self._hold(text)
-        elif not is_marker and (text := text.lstrip(_SPACES)):
+        elif not is_marker and (text := text.lstrip(SPACES)):
             self._out.append(Content(text))
             self._state = self._content
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.records import dataclass
 from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import Content, Piece, Reasoning
+from tidemill.server.tools.steps import SPACES
 
-_SPACE = " \t\r\n"
 _MAX_SPACE = 64
 
 
@@ -67,7 +67,7 @@ class ReasoningSplitter:
     def _start(self, text: str, out: list[Piece]) -> str:
         """White space and the opening tag, or not."""
         held = self._held + text[: _MAX_SPACE + len(self._tags.open)]
-        bare = held.lstrip(_SPACE)
+        bare = held.lstrip(SPACES)
         known = min(len(bare), len(self._tags.open))
         space = len(held) - len(bare)
         rest = text[len(held) - len(self._held) :]

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 
 from tidemill.server.tools.markers import Markers
 from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, join
-from tidemill.server.tools.steps import SPACE, NotACall, Steps
+from tidemill.server.tools.steps import SPACES, NotACall, Steps
 
 # White space before a call belongs to its envelope, so it is held back until it is seen whether
 # one follows; but not more of it than this.
 _MAX_SPACE = 64
-_SPACES = "".join(SPACE)
 # Longer chunks are taken in blocks: what is looked at anew is put before the rest of its block.
 _BLOCK = 1024
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -71,6 +70,12 @@ class Calls:
         self.pieces += (CallBegin(self.count, id, name), CallArguments(self.count, arguments))
         self.count += 1
         self.on_commit()
+
+    def take(self) -> list[Piece]:
+        """What has been found since it was last asked for."""
+        pieces = join(self.pieces)
+        self.pieces.clear()
+        return pieces
 
     def name(self, ends: str, first: str | None = None, also: Collection[str] = ()) -> Steps[str]:
         """Read the name of a tool, or one of ``also``, up to one of ``ends``.
@@ -135,7 +140,7 @@ class CallScanner:
         """What is certain after more ``text``."""
         for start in range(0, len(text), _BLOCK):
             self._run(text[start : start + _BLOCK])
-        return self._take()
+        return self._calls.take()
 
     def finish(self) -> list[Piece]:
         """The rest, now that the text has ended."""
@@ -148,12 +153,7 @@ class CallScanner:
         if self._space and not self._after_call:
             self._out.append(Content(self._space))
         self._space = ""
-        return self._take()
-
-    def _take(self) -> list[Piece]:
-        pieces = join(self._out)
-        self._out.clear()
-        return pieces
+        return self._calls.take()
 
     def _run(self, text: str) -> None:
         position = 0
@@ -194,14 +194,14 @@ class CallScanner:
             return True
         before = text[start : found.start()]
         if anchor == "message":
-            return self._blank and not before.strip(_SPACES)
+            return self._blank and not before.strip(SPACES)
         return (self._last + self._space + before)[-1:] in ("", "\n")
 
     def _content(self, text: str) -> None:
         if not text:
             return
         text = self._space + text
-        solid = len(text.rstrip(_SPACES))
+        solid = len(text.rstrip(SPACES))
         if solid:
             self._blank = self._after_call = False
         shown = max(solid, len(text) - _MAX_SPACE)

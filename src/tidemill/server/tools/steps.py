@@ -13,7 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 Steps = Generator[None, str, T]
 
-SPACE = frozenset(" \t\r\n")
+SPACES = " \t\r\n"
+SPACE = frozenset(SPACES)
 
 
 class NotACall(Exception):

@@ -1,43 +1,23 @@
 """The web page at ``/``: static files, kept in memory, that use the API as any client does.
 
-Only files of this folder with a type below are served, by exact name: a path is looked up, never
-opened. They are revalidated on every use, so that a page and its scripts are of one version.
+Only files of this folder and those of every page are served, by exact name: a path is looked up,
+never opened. They are revalidated on every use, so that a page and its scripts are of one version.
 """
 
 from __future__ import annotations
 
 import hashlib
 from functools import cache
-from importlib import resources
 from typing import NamedTuple
 
+from tidemill.presentation import pages
 from tidemill.server.errors import ApiError
 from tidemill.server.http import Exchange
 from tidemill.server.service import Service
 
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-
-# What models write is shown on this page. Should it ever come to be markup: it could load nothing,
-# run nothing and send nothing elsewhere. Trusted types forbid making markup from text at all.
-_POLICY = "; ".join(
-    (
-        "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
-        "img-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'", "trusted-types 'none'",
-    )
-)  # fmt: skip
-
 _HEADERS = {
     "cache-control": "no-cache",
-    "content-security-policy": _POLICY,
-    "cross-origin-opener-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
+    **pages.answer_headers("connect-src 'self'", "form-action 'none'"),
 }
 
 
@@ -49,14 +29,10 @@ class _File(NamedTuple):
 
 @cache
 def _files() -> dict[str, _File]:
-    found = {}
-    for entry in resources.files(__package__).iterdir():
-        kind = _TYPES.get("." + entry.name.rpartition(".")[2])
-        if kind is not None and entry.is_file():
-            content = entry.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            found[entry.name] = _File(content, kind, tag)
-    return found
+    return {
+        name: _File(*file, f'"{hashlib.sha256(file.content).hexdigest()[:32]}"')
+        for name, file in pages.files(__package__).items()
+    }
 
 
 async def page(service: Service, exchange: Exchange) -> None:

@@ -68,7 +68,7 @@ def _steady(spec: ReplicaSpec, mix: Mix, sequences: int) -> Ceiling:
     room = max(1, spec.max_batch_tokens - sequences)
     tokens = sequences * mix.prompt / mix.output
     # Prompts that need more tokens than a step has keep some of the sequences from decoding.
-    share = min(1.0, room / tokens)
+    share = min(1.0, room / tokens) if tokens else 1.0
     decoding = max(1, round(sequences * share))
     prompt = round(decoding * mix.prompt / mix.output)
     seconds = spec.step_time.seconds(
@@ -81,8 +81,8 @@ def _steady(spec: ReplicaSpec, mix: Mix, sequences: int) -> Ceiling:
         )
     )
     rate = decoding / mix.output / seconds
-    if spec.request_seconds:  # the front end takes one request after the other
-        rate = min(rate, 1 / spec.request_seconds)
+    if front := spec.front.seconds(mix.cached + mix.prompt):  # one request after the other
+        rate = min(rate, 1 / front)
     return Ceiling(rate, sequences, seconds)
 
 
@@ -108,7 +108,7 @@ def _mixed(spec: ReplicaSpec, mix: Mix, prompt: int, decodes: int) -> float:
 
 def first_token(spec: ReplicaSpec, mix: Mix) -> float:
     """Seconds to the first token of the longest of 100 prompts, when nobody else is there."""
-    seconds = spec.request_seconds
+    seconds = spec.front.seconds(mix.cached + mix.longest)
     done = 0
     while done < mix.longest:
         n = min(spec.max_batch_tokens, mix.longest - done)

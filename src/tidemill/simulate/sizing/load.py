@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 
 import msgspec
 
-from tidemill.bench.arrivals import Closed, Gamma
+from tidemill.bench.arrivals import Closed
 from tidemill.bench.scenario import Scenario, Starts
+from tidemill.bench.statistics import rank
 from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Workload
 from tidemill.records import dataclass
@@ -29,10 +29,6 @@ _LIVES = 5
 """Times that an answer takes, which the window lasts at least."""
 
 _FOR_EVER = 1e6  # seconds: nobody gives up
-
-_BY_CHANCE = 3
-"""Standard deviations of a Poisson process by which more may be outstanding in the second half of
-the window than in the first, without that the queue grows."""
 
 
 class LoadError(ValueError):
@@ -58,7 +54,7 @@ class ScenarioLoad:
         self._scenario = scenario
         self.kind = kind
         self._seed = seed
-        self._burstiness = scenario.load.burstiness if isinstance(scenario.load, Gamma) else 1.0
+        self._arrivals = scenario.arrivals
         requests = list(_requests(scenario, seed))
         self._turns = len(requests) / _SAMPLE
         self.mix = _mix(requests, scenario.context)
@@ -67,24 +63,25 @@ class ScenarioLoad:
         scenario = self._loaded(spec, load)
         run = play(scenario, Deployment((spec,) * replicas), seed=self._seed, exact=False)
         summary, usage = run.tally.summary(None), run.usage
+        if not summary.requests:
+            raise LoadError(
+                f"{scenario.name}: no request came within {summary.seconds:.3g} s, in which "
+                f"{_REQUESTS} should have: its bursts are too rare to size for"
+            )
         time = run.seconds * replicas
-        opened, closed = run.tally.opened, run.tally.closed
-        middle = (opened + closed) / 2
-        first = run.tally.outstanding(opened, middle)
-        second = run.tally.outstanding(middle, closed)
         return Trial(
             load=load,
             replicas=replicas,
             requests=summary.requests,
             failed=summary.requests - summary.good,
-            growing=self.kind == "rate" and second - first > _BY_CHANCE * math.sqrt(first + 1),
+            growing=self.kind == "rate" and run.growing,
             latency={
                 metric: Latency(found["p50"].value, found["p99"].value)
                 for metric in METRICS
                 if (found := summary.latency.get(metric))
             },
             rate=summary.request_rate,
-            in_flight=(first + second) / 2,
+            in_flight=sum(run.outstanding) / 2,
             output_rate=summary.output_rate,
             busy=usage.busy / time,
             prompts=usage.prompts / usage.busy if usage.busy else 0.0,
@@ -95,7 +92,7 @@ class ScenarioLoad:
                 usage.running / time / min(spec.max_sequences, spec.max_batch_tokens),
                 usage.blocks / time / spec.n_blocks,
             ),
-            front=summary.request_rate * spec.request_seconds / replicas,
+            front=summary.request_rate * spec.front.seconds(summary.mean_prompt_tokens) / replicas,
         )
 
     def _loaded(self, spec: ReplicaSpec, load: float) -> Scenario:
@@ -108,7 +105,7 @@ class ScenarioLoad:
             requests = max(_REQUESTS, _LIVES * streams)
             return change(load=Closed(streams), seconds=0.0, requests=requests, warmup=life)
         seconds = max(_REQUESTS / load, _LIVES * life)
-        arrivals = Gamma(load / self._turns, self._burstiness)
+        arrivals = self._arrivals.at(load / self._turns)
         return change(load=arrivals, seconds=seconds, requests=0, warmup=seconds / 2)
 
 
@@ -130,7 +127,7 @@ def _requests(scenario: Scenario, seed: int) -> Iterator[_Request]:
         turns = workload.sizes(index).shape.turns
         for turn in range(turns):
             sizes = workload.sizes(index, turn)
-            if not turn and sizes.beginning:
+            if not turn and sizes.parts:
                 before = sizes.shape.prefix
             prompt = sizes.words + task_tokens(sizes)
             yield _Request(before, prompt, sizes.max_tokens)
@@ -144,6 +141,6 @@ def _mix(requests: list[_Request], context: int) -> Mix:
         prompt=sum(prompts) / n,
         cached=sum(request.cached for request in requests) / n,
         output=sum(request.output for request in requests) / n,
-        longest=prompts[math.ceil(0.99 * n) - 1],
+        longest=prompts[rank(n, 0.99)],
         context=context,
     )

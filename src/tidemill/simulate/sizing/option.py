@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.deploy import with_front_end
 from tidemill.simulate.sizing.trial import Trial
 
 Measure = Literal["cost", "watts", "devices"]
@@ -49,6 +51,12 @@ class Option:
         if self.pipeline > 1:
             spread.append(f"PP {self.pipeline}")
         return ", ".join([self.hardware, self.weights, *spread])
+
+    def with_front_end(self, seconds: float) -> Option:
+        """As ``deploy.with_front_end``."""
+        if self.spec is None:
+            return self
+        return replace(self, spec=with_front_end(self.spec, seconds))
 
     def price(self, measure: Measure) -> float | None:
         """Of one replica; None where it is not known."""

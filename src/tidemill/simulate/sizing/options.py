@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tidemill.simulate.analytic import DoesNotFitError, analytic
+from tidemill.simulate.analytic import BITS, DoesNotFitError, analytic, format_of
 from tidemill.simulate.calibration import Calibration, calibrated
 from tidemill.simulate.profiles import Hardware
 from tidemill.simulate.shapes import Shape
 from tidemill.simulate.sizing.option import Option
-
-BITS = (4, 8, 16)
-
-_FORMATS = {
-    "gpu": {4: "int4", 8: "int8", 16: "bf16"},
-    "cpu": {4: "q4_k", 8: "q8_0", 16: "bf16"},
-}
 
 _MOST_DEVICES = 8
 """Of one replica: those of one machine."""
@@ -62,9 +55,7 @@ def _option(
     hardware: Hardware, shape: Shape, context: int, bits: int, tensor: int, pipeline: int,
     hour: float | None,
 ) -> Option:  # fmt: skip
-    weights = _FORMATS[hardware.kind][bits]
-    if bits == 8 and "fp8" in hardware.flops:
-        weights = "fp8"
+    weights = format_of(hardware, bits)
     power = hardware.power
     spec, problem = None, ""
     try:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.advise.document import Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.presentation.document import Block, Bullets, Code, Heading, Paragraph, Table
 from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
@@ -119,10 +119,10 @@ def _seconds(trial: Trial, metric: Any) -> str:
 
 def _prices(entry: Entry) -> str:
     parts = []
-    for measure, words in (("cost", "{} per hour"), ("watts", "{} W by the data sheet")):
-        total = entry.total(measure)  # type: ignore[arg-type]
-        if total is not None:
-            parts.append(words.format(shown(total)))
+    if (cost := entry.total("cost")) is not None:
+        parts.append(f"{shown(cost)} per hour")
+    if (watts := entry.total("watts")) is not None:
+        parts.append(f"{shown(watts)} W by the data sheet")
     return f", {', '.join(parts)}" if parts else ""
 
 
@@ -296,12 +296,14 @@ def _origins(sizing: Sizing) -> Iterator[Block]:
     if chosen is None or chosen.option.spec is None:
         yield Paragraph("Nothing was simulated: no option fits.")
         return
-    step_time = chosen.option.spec.step_time
+    spec = chosen.option.spec
+    step_time = spec.step_time
     yield Bullets(
         (
             f"latencies, speeds, replicas: {sizing.simulated} simulations, with Tidemill's own "
             "scheduler and KV blocks in virtual time",
             f"step times: {step_time.origin}: {step_time.source}; band {step_time.band:.0%}",
+            f"before a request's first step: {spec.front}",
             "power and memory of devices: data sheets" if chosen.option.watts else
             "memory: as measured",
             "prices: as given, or the profile's" if sizing.measure == "cost" else "prices: none",
@@ -370,6 +372,12 @@ def _entry(entry: Entry, model: str) -> dict[str, Any]:
         else {
             "origin": spec.step_time.origin, "source": spec.step_time.source,
             "band": spec.step_time.band,
+        },
+        "front_end": None
+        if spec is None
+        else {
+            "request": spec.front.request, "prompt_token": spec.front.prompt_token,
+            "source": spec.front.source,
         },
     }  # fmt: skip
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from tidemill.bench.arrivals import MAX_CONCURRENCY
 from tidemill.records import dataclass
 from tidemill.simulate.base import ReplicaSpec
-from tidemill.simulate.play import Deployment
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Goal
 from tidemill.simulate.sizing.option import (
@@ -184,9 +184,10 @@ class _Search:
             return Entry(
                 option, "memory", f"takes sequences of {taken} tokens; some have {mix.context}"
             )
+        step_time, front = option.spec.step_time, option.spec.front
         spec = fitted(_slow(option.spec), mix, slo.tpot, option.limits)
         option = dataclasses.replace(
-            option, spec=dataclasses.replace(spec, step_time=option.spec.step_time)
+            option, spec=dataclasses.replace(spec, step_time=step_time, front=front)
         )
         first, each = first_token(spec, mix), next_token(spec, mix)
         whole = first + (mix.output - 1) * each
@@ -336,8 +337,9 @@ class _Search:
 
     def _together(self, spec: ReplicaSpec, entry: Entry, replicas: int, factor: float = 1) -> Trial:
         """``replicas`` at ``factor`` times the peak; of many, a slice with its share of it."""
-        simulated = min(replicas, _SLICE)
-        return self._trial(spec, factor * self._goal.load.amount * simulated / replicas, simulated)
+        each = factor * self._goal.load.amount / replicas
+        simulated = min(replicas, _SLICE, max(1, int(MAX_CONCURRENCY / each)))
+        return self._trial(spec, each * simulated, simulated)
 
     def _breaking(self, entry: Entry) -> Breaking:
         self._say("doubling the load")
@@ -354,9 +356,9 @@ class _Search:
 
 def _slow(spec: ReplicaSpec) -> ReplicaSpec:
     """With all that takes time taking as much longer as its error band says."""
-    return Deployment((spec,)).scaled(1 + spec.step_time.band).specs[0]
+    return spec.scaled(1 + spec.step_time.band)
 
 
 def _fast(spec: ReplicaSpec) -> ReplicaSpec:
     """As much shorter."""
-    return Deployment((spec,)).scaled(1 - min(spec.step_time.band, _MOST_SHORTER)).specs[0]
+    return spec.scaled(1 - min(spec.step_time.band, _MOST_SHORTER))

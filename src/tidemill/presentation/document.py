@@ -1,4 +1,9 @@
-"""A report as blocks, and the forms that it is shown in: for a terminal, as Markdown, as HTML."""
+"""A report as blocks, and the forms that it is shown in: for a terminal, as Markdown, as HTML.
+
+Text in blocks is ours and has marks: `code` between backticks, and addresses. (The reports of
+``bench`` have pictures and sections, and text that others wrote, in which nothing is a mark: blocks
+of their own, in ``bench/reporting/document.py``.)
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from tidemill.presentation import markdown
 from tidemill.records import dataclass
 
 
@@ -64,20 +70,19 @@ def as_markdown(blocks: Iterable[Block]) -> str:
     for block in blocks:
         match block:
             case Heading(text, level):
-                made.append(f"{'#' * level} {text}")
+                made.append(f"{'#' * level} {_markdown(text)}")
             case Paragraph(text):
-                made.append(text)
+                made.append(_markdown(text))
             case Bullets(items):
-                made.append("\n".join(f"- {item}" for item in items))
+                made.append("\n".join(f"- {_markdown(item)}" for item in items))
             case Table(columns, rows):
-                made.append("\n".join(_markdown_row(row) for row in _ruled(columns, rows)))
+                made.append(_markdown_table(columns, rows))
             case Bars(columns, bars):
                 cells = [(row, *(f"{share:.2f}" for share in shares)) for row, shares in bars]
-                made.append("\n".join(_markdown_row(row) for row in _ruled(columns, cells)))
+                made.append(_markdown_table(columns, cells))
             case Code(text, name):
-                fence = "`" * max(3, _longest_run(text) + 1)
                 title = f"`{name}`:\n\n" if name else ""
-                made.append(f"{title}{fence}{'' if name else 'sh'}\n{text.rstrip()}\n{fence}")
+                made.append(title + markdown.code(text.rstrip(), "" if name else "sh"))
     return "\n\n".join(made) + "\n"
 
 
@@ -126,6 +131,7 @@ def as_html(blocks: Iterable[Block]) -> str:
     return "\n".join(made) + "\n"
 
 
+_SPECIAL = re.compile(r"[\\<\[*]")  # in Markdown
 # What stands between backticks is code; an address is a link, without the full stop after it.
 _MARKED = re.compile(r"`([^`\n]+)`|(https?://[^\s<>\"']*[^\s<>\"'.,;:)])")
 
@@ -174,20 +180,20 @@ def _bullet(item: str, width: int) -> str:
     return "- " + "\n  ".join(_wrapped(item, width - 2))
 
 
-def _ruled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    return [columns, ["---"] * len(columns), *rows]
+def _markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    def cells(row: Iterable[str]) -> list[str]:
+        return [markdown.cell(_markdown(text)) for text in row]
+
+    return markdown.table(cells(columns), map(cells, rows))
 
 
-def _markdown_row(row: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-
-
-def _longest_run(text: str) -> int:
-    longest = run = 0
-    for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
-    return longest
+def _markdown(text: str) -> str:
+    """Text in which nothing but what is marked is taken for Markdown or HTML."""
+    made, at = [], 0
+    for found in _MARKED.finditer(text):
+        made += [_SPECIAL.sub(r"\\\g<0>", text[at : found.start()]), found[0]]
+        at = found.end()
+    return "".join(made) + _SPECIAL.sub(r"\\\g<0>", text[at:])
 
 
 def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:

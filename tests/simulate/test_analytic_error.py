@@ -7,8 +7,8 @@ import pytest
 
 from simulate.test_calibration import made
 from tidemill.simulate.analytic import analytic
+from tidemill.simulate.analytic_error import distances, profile_of
 from tidemill.simulate.calibration import Calibration
-from tidemill.simulate.compare import distances, profile_of
 from tidemill.simulate.shapes import load_shape
 
 __all__ = ["made"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
+
 from tidemill.records import dataclass
 from tidemill.simulate.analytic import analytic
 from tidemill.simulate.calibration import Calibration
-from tidemill.simulate.fit import quantile
 from tidemill.simulate.profiles import Figure, Hardware, Precision
 from tidemill.simulate.shapes import Shape
 
@@ -74,7 +75,7 @@ def distances(calibration: Calibration, shape: Shape) -> dict[str, Distance]:
         ratios["all"].append(ratio)
     return {
         kind: Distance(
-            len(found), statistics.median(found), quantile(found, 0.05), quantile(found, 0.95)
+            len(found), statistics.median(found), *map(float, np.quantile(found, (0.05, 0.95)))
         )
         for kind, found in ratios.items()
         if found
