@@ -18,6 +18,7 @@ import msgspec
 from tidemill.bench.processes import end_with_parent
 from tidemill.bench.records import Recording
 from tidemill.bench.run import BenchError, Plan, Progress, run
+from tidemill.hardware.scheduling import wake_promptly
 
 _REFUSED = 3
 """Exit status of a run that ends with BenchError, whose message is on standard error."""
@@ -72,6 +73,7 @@ def main() -> int:
     # An open loop has as many connections as the endpoint leaves requests unanswered.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wake_promptly()  # the engine under measurement may have every core
     try:
         recording = asyncio.run(run(plan, _tell if "--progress" in sys.argv else None))
     except BenchError as error:

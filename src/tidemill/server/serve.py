@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from tidemill.hardware.energy import EnergyMeters
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
@@ -87,6 +88,7 @@ def serve(
         )
         service = Service(config, models, Metrics(models, EnergyMeters()), tracing)
         usage = UsageKeeper(service.quotas, keys.store)
+        wake_promptly()  # or what it passes on would wait for the cores that compute
         try:
             asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
         finally:

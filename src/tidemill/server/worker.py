@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from tidemill.engine.base import Event, Request
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.llm.commands import Commands
 from tidemill.llm.core import Core, LoadOptions
 from tidemill.server.logs import where_from
@@ -109,6 +110,7 @@ class Worker:
 
     def _listen(self) -> None:
         """In a thread of its own: hand on what arrives."""
+        wake_promptly()
         try:
             while True:
                 self._commands.put(*self._read())
