@@ -123,7 +123,8 @@ def test_a_trace_is_replayed_from_end_to_end_at_any_rate() -> None:
     assert result.met is not None
     assert result.missed is not None
     assert result.met.rate <= 20 < result.missed.rate <= 1.05 * result.met.rate
-    assert {rate.requests % 300 for rate in result.rates} <= {0, 1, 299}
+    for rate in result.rates:  # but for the last ones, which are drawn
+        assert rate.requests == pytest.approx(300 * rate.trials, rel=0.02)
 
 
 def test_a_trace_that_ends_with_a_burst_is_not_thought_to_go_on_so() -> None:

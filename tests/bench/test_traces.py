@@ -20,7 +20,8 @@ from tidemill.bench.client import Endpoint
 from tidemill.bench.records import MIN_SECONDS
 from tidemill.bench.run import Plan, run
 from tidemill.bench.scenario import Scenario, ScenarioError, load, prepare, prepare_under, replay
-from tidemill.bench.traces import TraceError, TraceFile
+from tidemill.bench.trace_files import TraceError
+from tidemill.bench.traces import TraceFile
 from tidemill.bench.workload import Fixed, Part, Shape, Size, Workload
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens

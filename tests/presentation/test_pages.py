@@ -49,7 +49,7 @@ def test_every_page_links_to_what_it_has() -> None:
 
 
 def test_a_policy_is_that_of_all_pages_and_more() -> None:
-    headers = pages.headers("form-action 'self'", "connect-src 'self'")
+    headers = pages.answer_headers("form-action 'self'", "connect-src 'self'")
     policy = headers["content-security-policy"].split("; ")
     assert policy[0] == "default-src 'none'"
     assert policy[-2:] == ["form-action 'self'", "connect-src 'self'"]

@@ -72,6 +72,7 @@ def main() -> int:
     # An open loop has as many connections as the endpoint leaves requests unanswered.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    wake_promptly()  # the engine under measurement may have every core
     try:
         recording = asyncio.run(run(plan, _tell if "--progress" in sys.argv else None))
     except BenchError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from tidemill.cli.progress import is_drawn, rewrite_line
@@ -46,12 +45,7 @@ class BenchProgress:
     def __enter__(self) -> BenchProgress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._draws:
             rewrite_line()
 

@@ -104,7 +104,7 @@ def _measure_all(scenarios: list[Scenario], asked: Asked) -> None:
     from tidemill.bench.report import text
     from tidemill.bench.result import measure
     from tidemill.bench.scenario import ScenarioError
-    from tidemill.bench.traces import TraceError
+    from tidemill.bench.trace_files import TraceError
     from tidemill.cli.bench_progress import BenchProgress
     from tidemill.cli.main import describe
 

@@ -37,7 +37,7 @@ class Numbers(click.ParamType[tuple[N, ...]]):
     name = "N,N,..."
 
     def __init__(self, each: click.ParamType[N]) -> None:
-        self._each = each
+        self._each: click.ParamType[N] = each
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

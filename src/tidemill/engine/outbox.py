@@ -48,7 +48,7 @@ class Outbox:
     def abort(self, group: Group) -> None:
         """A request was dropped: its samples end, as far as they had not been told to."""
         if group.held is not None:
-            unfinished = range(group.params.n)
+            unfinished = list(range(group.params.n))
         else:
             done = {s.index for s in group.samples if s.finished}
             unfinished = [i for i in range(group.params.n_samples) if i not in done]

@@ -41,5 +41,5 @@ def wake_promptly() -> bool:
         nice=os.getpriority(os.PRIO_PROCESS, 0),
     )  # fmt: skip
     with suppress(OSError, AttributeError):
-        return ctypes.CDLL(None).syscall(number, 0, ctypes.byref(attributes), 0) == 0
+        return bool(ctypes.CDLL(None).syscall(number, 0, ctypes.byref(attributes), 0) == 0)
     return False

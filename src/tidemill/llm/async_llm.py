@@ -10,7 +10,6 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -160,12 +159,7 @@ class AsyncLLM:
     async def __aenter__(self) -> AsyncLLM:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def _stream(

@@ -40,7 +40,7 @@ def files(package: str) -> Mapping[str, File]:
     return found
 
 
-def headers(*directives: str) -> dict[str, str]:
+def answer_headers(*directives: str) -> dict[str, str]:
     """Of every answer; ``directives`` are what a page's policy has beyond that of all pages."""
     return {
         "content-security-policy": "; ".join((*_POLICY, *directives)),

@@ -87,6 +87,7 @@ def serve(
         )
         service = Service(config, models, Metrics(models, EnergyMeters()), tracing)
         usage = UsageKeeper(service.quotas, keys.store)
+        wake_promptly()  # or what it passes on would wait for the cores that compute
         try:
             asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
         finally:

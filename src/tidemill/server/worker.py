@@ -109,6 +109,7 @@ class Worker:
 
     def _listen(self) -> None:
         """In a thread of its own: hand on what arrives."""
+        wake_promptly()
         try:
             while True:
                 self._commands.put(*self._read())

@@ -33,7 +33,7 @@ from tidemill.presentation.document import Block, as_html, as_markdown
 Report = Callable[[Answers, Mapping[Dimension, float]], list[Block]]
 """The advice for answers and weights."""
 
-_HEADERS = {"cache-control": "no-store", **pages.headers("form-action 'self'")}
+_HEADERS = {"cache-control": "no-store", **pages.answer_headers("form-action 'self'")}
 
 
 def application(

@@ -17,7 +17,7 @@ from tidemill.server.service import Service
 
 _HEADERS = {
     "cache-control": "no-cache",
-    **pages.headers("connect-src 'self'", "form-action 'none'"),
+    **pages.answer_headers("connect-src 'self'", "form-action 'none'"),
 }
 
 
