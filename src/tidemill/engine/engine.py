@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -124,7 +124,7 @@ class Engine:
         self._outbox = Outbox()
         self._arrivals = 0
         self._brief_until = -math.inf
-        self._entropy = secrets.randbits(128) if entropy is None else entropy
+        self._entropy = int.from_bytes(os.urandom(16), "little") if entropy is None else entropy
         self._stats = EngineStats()
 
     # ---- requests in ---------------------------------------------------------------------------
