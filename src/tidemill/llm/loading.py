@@ -283,7 +283,6 @@ def start_engine(
     ``interactive``: nobody waits for the next token, so that prompts may fill whole steps.
     """
     runner = compiled.runner
-    timed = speculative != "off" or draft is not None or target_itl is not None or tier is not None
     proposer: Proposer | None = None
     if draft is not None:
         proposer = DraftModel(
@@ -308,7 +307,7 @@ def start_engine(
         ),
         entropy=seed,
         proposer=proposer,
-        clock=time.perf_counter if timed else None,
+        clock=time.perf_counter,
         aside=aside,
         tier=tier,
     )

@@ -173,8 +173,6 @@ class Worker:
                 self._begin(core, fields[0])
             elif kind == _REFUSE:
                 self._refuse(*fields)
-            elif kind == Kind.CLOSE:
-                return False
         return True
 
     def _add(self, core: Core, packed: list[Any]) -> None:
