@@ -137,7 +137,7 @@ def test_empty_fields_are_not_answered(client: TestClient) -> None:
         ({"load.peak_concurrency": "2.5"}, "load.peak_concurrency", "'2.5' is not a whole number"),
         ({"load.peak_concurrency": "9" * 5000}, "load.peak_concurrency", "is not a whole number"),
         ({"load.ttft_ms": "nan"}, "load.ttft_ms", "nan is not a finite number"),
-        ({"load.ttft_ms": "-1"}, "load.ttft_ms", "-1 is not between 1 and 1e+09"),
+        ({"load.ttft_ms": "-1"}, "load.ttft_ms", "-1.0 is not between 1 and 1e+09"),
         ({"case.stage": "prodction"}, "case.stage", "did you mean production?"),
         ({"case.current": "vlm"}, "case.current", "no engine 'vlm' is known; did you mean vllm?"),
         ({"hardware.servers": "nvidia"}, "hardware.gpus", "hardware.servers has nvidia"),
