@@ -25,6 +25,9 @@ using tidemill::Texts;
 
 using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// What takes milliseconds lets go of the interpreter's lock: a start does something else beside it.
+using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
 // `bytes` keeps the mapping alive; without a file it is empty.
 struct BoundTexts {
   Bytes bytes;
@@ -135,7 +138,7 @@ void bind_texts(nb::module_& m) {
   nb::class_<TextIndex>(m, "TextIndex", "From a text to its number; of equal ones, the last.")
       .def("__init__",
            [](TextIndex* self, const BoundTexts& bound) { new (self) TextIndex(bound.texts); },
-           nb::arg("texts"), nb::keep_alive<1, 2>())
+           nb::arg("texts"), nb::keep_alive<1, 2>(), Unlocked())
       .def("__len__", &TextIndex::size)
       .def("__contains__",
            [](const TextIndex& self, const nb::str& text) { return find(self, text).has_value(); })
@@ -160,7 +163,7 @@ void bind_texts(nb::module_& m) {
               const std::vector<std::uint32_t>& excluded) {
              return self.merges_are_plain(merges.texts, excluded);
            },
-           nb::arg("merges"), nb::arg("excluded"),
+           nb::arg("merges"), nb::arg("excluded"), Unlocked(),
            "Whether each merge (\"left right\") joins two texts to a third, none of them of a "
            "number in `excluded`.")
       .def_prop_ro("twice", &TextIndex::twice,

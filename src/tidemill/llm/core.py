@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -139,6 +140,11 @@ def _kv_disk(options: LoadOptions) -> int:
     return size
 
 
+def _encode_first(tokenizer: Tokenizer) -> None:
+    with contextlib.suppress(ValueError):  # which the first prompt meets as well
+        tokenizer.encode("a")
+
+
 @dataclass(slots=True)
 class Prepared:
     """A request ready to be submitted, and where its events will be gathered."""
@@ -195,6 +201,10 @@ class Core:
             progress=options.get("progress"),
             on_stage=on_stage,
         )
+        # What the first text needs of the tokenizer is made beside the compilation.
+        threading.Thread(
+            target=_encode_first, args=(opened.tokenizer,), name="tidemill-tokenizer"
+        ).start()
         draft_opened = None
         if draft_name is not None:
             draft_opened = open_draft(
