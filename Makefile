@@ -16,8 +16,8 @@ help:
 	@echo "make run [PROMPT=...] [MODEL=...]  set everything up and answer a prompt"
 	@echo "make test                          lint, types, import contracts and all tests"
 	@echo "make slow                          sanitizers and emulated arm64 (needs apt packages)"
-	@echo "make soak                          the server under 20,000 mixed requests, and fuzzed (a"
-	@echo "                                   quarter of an hour)"
+	@echo "make soak [REQUESTS=20000] [MINUTES=...]"
+	@echo "                                   the server under mixed requests, and fuzzed"
 	@echo "make bench                         speed against llama.cpp in the same run"
 	@echo "make bench-peers [PEERS=... WORK=... ROUNDS=5 MINUTES=...]"
 	@echo "                                   speed against every peer (hours; large downloads)"
@@ -80,9 +80,11 @@ sanitize: dev
 arm64:
 	bash tests/native/arm64.sh
 
+REQUESTS ?= 20000
 soak: dev
-	TIDEMILL_SOAK_REQUESTS=20000 TIDEMILL_TEST_EXAMPLES=40 $(BIN)/pytest \
-	  tests/server/test_soak.py tests/server/test_fuzzed_api.py
+	TIDEMILL_SOAK_REQUESTS=$(REQUESTS) $(if $(MINUTES),TIDEMILL_SOAK_MINUTES=$(MINUTES)) \
+	  TIDEMILL_TEST_EXAMPLES=40 $(BIN)/pytest -s tests/server/test_soak.py \
+	  tests/server/test_fuzzed_api.py
 
 # Peers are built and installed on first use, outside the tree ($TIDEMILL_PEERS).
 ROUNDS ?= 5

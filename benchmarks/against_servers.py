@@ -100,7 +100,8 @@ def measure(
         if round_ and time.monotonic() + lasted > until:
             _say(f"no time for round {round_ + 1}")
             return
-        _say(f"round {round_ + 1}: {measure_load()}")
+        left = f", {(args.rounds - round_) * lasted / 60:.0f} minutes are left" if round_ else ""
+        _say(f"round {round_ + 1} of {args.rounds}{left}: {measure_load()}")
         capacity: dict[str, float] = {}
         for load in _chosen(args.loads):
             order = servers if round_ % 2 == 0 else servers[::-1]

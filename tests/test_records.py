@@ -73,8 +73,17 @@ def define(dataclass: Any) -> dict[str, Any]:
     return {c.__name__: c for c in kinds}
 
 
+def define_compiled() -> dict[str, Any]:
+    """With an ``__init__`` of their own from the first object on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_FEW", 0)
+        return define(records.dataclass)
+
+
 BOTH = pytest.mark.parametrize(
-    "kinds", [define(dataclasses.dataclass), define(records.dataclass)], ids=["library", "quick"]
+    "kinds",
+    [define(dataclasses.dataclass), define(records.dataclass), define_compiled()],
+    ids=["library", "quick", "compiled"],
 )
 
 
@@ -129,6 +138,9 @@ def test_wrong_arguments(kinds: dict[str, Any], arguments: tuple[int, ...]) -> N
             kinds["Point"](*arguments)
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         kinds["Point"](1, z=2)
+    with pytest.raises(TypeError, match="multiple values for argument 'x'"):
+        kinds["Point"](1, x=2)
+    assert kinds["Point"](3).x == 3
 
 
 @BOTH
@@ -160,9 +172,22 @@ def test_pickling() -> None:
     assert pickle.loads(pickle.dumps(Pickled(3))) == Pickled(3)  # noqa: S301
 
 
-def test_the_signature_is_known_once_an_object_was_made() -> None:
-    Pickled(1)
-    assert list(inspect.signature(Pickled).parameters) == ["x", "y"]
+def test_init_is_compiled_for_many_objects_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def make(cls: Any, *arguments: Any) -> Any:
+        made.append(cls)
+        return make_init(cls, *arguments)
+
+    make_init = records._make_init
+    monkeypatch.setattr(records, "_make_init", make)
+    point = define(records.dataclass)["Point"]
+    points = [point(0)]
+    assert made == []
+    points += [point(i) for i in range(1, 30)]
+    assert made == [point]
+    assert [p.x for p in points] == list(range(30))
+    assert list(inspect.signature(point).parameters) == ["x", "y", "tags"]
 
 
 @BOTH
@@ -201,6 +226,12 @@ def test_other_options_are_the_librarys() -> None:
 
 
 def test_what_is_not_supported_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Shared\.x.*default_factory"):
+
+        @records.dataclass(slots=True)
+        class Shared:
+            x: list[int] = []  # noqa: RUF012
+
     with pytest.raises(TypeError, match="no argument"):
 
         @records.dataclass(frozen=True, slots=True)

@@ -1,15 +1,16 @@
 """``dataclass`` as in the standard library, but quick to define.
 
-The library's decorator compiles up to six methods for each class, a millisecond or so, which for
-the hundred classes that a run imports is a good part of the time to its first token. Here the
-methods of a ``slots=True`` class are shared ones, but for ``__init__``, which is compiled when the
-first object is made. What the library offers beyond what is used in this package is handed on to
-it. Type checkers see the library's decorator.
+The library's decorator searches every annotation and compiles up to six methods for each class, a
+millisecond or so, which for the hundred classes that a run imports is a good part of the time to
+its first token. Here the methods of a ``slots=True`` class are shared ones, and ``__init__`` is
+compiled for classes of which more than a few objects are made. What the library offers beyond what
+is used in this package is handed on to it. Type checkers see the library's decorator.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,24 +29,30 @@ else:
         return decorate if cls is None else decorate(cls)
 
 
+Fields = dict[str, "dataclasses.Field[Any]"]
+
+# Objects of a class that are made without its own __init__. Compiling it takes as long as thirty
+# of them; most classes have one or two in a run.
+_FEW = 8
+
+
 def _define(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
-    own = set(cls.__dict__)
-    if cls.__doc__ is None:
-        cls.__doc__ = cls.__name__  # or the library would look for a signature
-    cls = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True, kw_only=kw_only)(cls)
-    fields = dataclasses.fields(cls)
-    if not all(field.init for field in fields) or any(
-        "InitVar" in str(kind) for kind in cls.__annotations__.values()
-    ):
-        raise TypeError(
-            f"{cls.__name__}: use dataclasses.dataclass for fields that are no argument"
-        )
-    compared = tuple(field.name for field in fields if field.compare)
-    shown = tuple(field.name for field in fields if field.repr)
+    own = cls.__dict__
+    inherited: Fields = {}
+    for base in reversed(cls.__mro__[1:]):
+        inherited |= base.__dict__.get("__dataclass_fields__", {})
+    fields = inherited | _own_fields(cls, kw_only)
+    listed = tuple(fields.values())
+    compared = tuple(field.name for field in listed if field.compare)
+    shown = tuple(field.name for field in listed if field.repr)
+    few = _FEW
 
     def __init__(self: Any, /, *values: Any, **named: Any) -> None:
-        cls.__init__ = _make_init(cls, fields, frozen)
-        cls.__init__(self, *values, **named)
+        nonlocal few
+        few -= 1
+        if few < 0 or not _fill(self, listed, values, named):
+            made.__init__ = _make_init(made, listed, frozen)
+            made.__init__(self, *values, **named)
 
     def __eq__(self: Any, other: object) -> Any:
         if other.__class__ is not self.__class__:
@@ -70,13 +77,73 @@ def _define(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
             methods["__hash__"] = __hash__
         elif "__eq__" not in own:
             methods["__hash__"] = None
-    for name, method in methods.items():
-        if name not in own:
-            setattr(cls, name, method)
-    return cls
+    # The slots take the place of the defaults, for which the class has to be made anew.
+    dropped = {*fields, "__dict__", "__weakref__"}
+    namespace = {
+        **methods,
+        **{name: value for name, value in own.items() if name not in dropped},
+        "__qualname__": cls.__qualname__,
+        "__slots__": tuple(name for name in fields if name not in inherited),
+        "__dataclass_fields__": fields,
+        "__match_args__": tuple(field.name for field in listed if not field.kw_only),
+    }
+    made: Any = type(cls)(cls.__name__, cls.__bases__, namespace)
+    return made
 
 
-def _make_init(cls: Any, fields: tuple[dataclasses.Field[Any], ...], frozen: bool) -> Any:
+def _own_fields(cls: Any, kw_only: bool) -> Fields:
+    """What the class's own annotations say, as ``dataclasses.fields`` gives it."""
+    fields = {}
+    for name, kind in cls.__annotations__.items():
+        default = cls.__dict__.get(name, dataclasses.MISSING)
+        field: Any = default
+        if not isinstance(default, dataclasses.Field):
+            field = dataclasses.field(default=default)
+        written = str(kind)
+        if not field.init or "ClassVar" in written or "InitVar" in written or "KW_ONLY" in written:
+            raise TypeError(
+                f"{cls.__name__}: use dataclasses.dataclass for fields that are no argument"
+            )
+        if field.default.__class__.__hash__ is None:
+            raise ValueError(f"{cls.__name__}.{name}: one {default!r} for all; use default_factory")
+        field.name, field.type = name, kind
+        field._field_type = dataclasses._FIELD  # type: ignore[attr-defined]
+        if field.kw_only is dataclasses.MISSING:
+            field.kw_only = kw_only
+        fields[name] = field
+    return fields
+
+
+def _fill(
+    self: Any,
+    fields: Collection[dataclasses.Field[Any]],
+    values: tuple[Any, ...],
+    named: Mapping[str, Any],
+) -> bool:
+    """Do what ``__init__`` does; False if the arguments are not what it takes."""
+    n_values = n_named = 0
+    for field in fields:
+        if n_values < len(values) and not field.kw_only:
+            value = values[n_values]
+            n_values += 1
+        elif field.name in named:
+            value = named[field.name]
+            n_named += 1
+        elif field.default is not dataclasses.MISSING:
+            value = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        else:
+            return False
+        object.__setattr__(self, field.name, value)
+    if (n_values, n_named) != (len(values), len(named)):
+        return False
+    if hasattr(self, "__post_init__"):
+        self.__post_init__()
+    return True
+
+
+def _make_init(cls: Any, fields: Collection[dataclasses.Field[Any]], frozen: bool) -> Any:
     """``__init__`` with the fields as arguments, as the library writes it."""
     scope: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
     arguments: list[str] = []

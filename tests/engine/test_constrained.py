@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -126,6 +127,19 @@ def test_the_best_of_what_is_allowed_is_taken(
     assert found["a"].tokens == oracle(runner, prompts["a"], ODD_EVEN, 12)
     assert found["b"].tokens == runner.greedy(prompts["b"], 12)
     assert found["c"].tokens == oracle(runner, prompts["c"], ODD_EVEN[::-1], 12)
+
+
+@pytest.mark.parametrize(("aside", "each"), [(None, 3), (direct, 1)])
+def test_what_it_costs_is_counted(
+    aside: Callable[[Callable[[], None]], Callable[[], None]] | None, each: int
+) -> None:
+    """By a clock that goes on by a second whenever it is read: filling a mask takes one, and what
+    is done beside the step is no time of the step's."""
+    engine = new_engine(FakeRunner(), aside=aside, clock=map(float, count()).__next__)
+    run(engine, request("a", [1, 2], Cycle(ODD_EVEN)), request("b", [3, 4], None))
+    stats = engine.stats
+    assert (sum(stats.mask_seconds.counts), stats.mask_seconds.total) == (12, 12)
+    assert stats.constraint_seconds == 12 * each + 12  # and a second to follow each token
 
 
 def test_guesses_change_nothing() -> None:

@@ -39,6 +39,20 @@ def sized(
     )
 
 
+def test_one_sequence_needs_one_plan() -> None:
+    """A plan builds an executor, which shows in the start of `tidemill run`."""
+    planned: list[KVCacheSpec] = []
+
+    def counted(kv: KVCacheSpec) -> MemoryPlan:
+        planned.append(kv)
+        return plan(kv)
+
+    cache = size_cache(
+        counted, max_context=64, max_sequences=1, kv_dtype="f16", kv_memory=None, available=None
+    )
+    assert planned == [cache.kv]
+
+
 def test_every_sequence_has_room_where_memory_allows() -> None:
     cache = sized()
     assert cache.kv == KVCacheSpec(4 * 4096 // BLOCK_SIZE, BLOCK_SIZE, "f16")

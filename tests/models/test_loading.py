@@ -24,7 +24,7 @@ from support.tiny_models import (
 )
 from tidemill.backends import reference
 from tidemill.backends.base import KVCacheSpec
-from tidemill.models import Model, load_model
+from tidemill.models import Model, load_model, trained_context
 from tidemill.models.architectures import ARCHITECTURES
 from tidemill.program.analysis import weight_names
 from tidemill.program.ops import Attention
@@ -51,12 +51,14 @@ def folder_with(case: TinyCase, path, *, rename=lambda name: name, config=None, 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_model_describes_itself(case: TinyCase, tmp_path):
-    model = load_model(open_checkpoint(write_folder(case, tmp_path)))
+    checkpoint = open_checkpoint(write_folder(case, tmp_path))
+    model = load_model(checkpoint)
     c, wanted = model.config, case.config
     assert (c.n_layers, c.d_model) == (wanted["num_hidden_layers"], 64)
     assert (c.n_heads, c.n_kv_heads) == (4, wanted["num_key_value_heads"])
     assert c.head_dim == (wanted.get("head_dim") or 16)
     assert (c.vocab_size, c.context_length) == (96, wanted["max_position_embeddings"])
+    assert trained_context(checkpoint) == c.context_length
     assert c.tied_embeddings is wanted["tie_word_embeddings"]
     assert len(model.program.kv) == c.n_layers
     assert set(model.weights) == weight_names(model.program)
@@ -289,8 +291,9 @@ def files(tmp_path_factory):
 
 def test_unknown_architectures_are_named_with_the_known_ones(files):
     gguf_file = changed(files["llama", "gguf"], metadata={"general.architecture": "mamba"})
-    with pytest.raises(CheckpointError, match=r"'mamba'.*is not supported; supported: llama, "):
-        load_model(gguf_file)
+    for load in (load_model, trained_context):
+        with pytest.raises(CheckpointError, match=r"'mamba'.*is not supported; supported: llama, "):
+            load(gguf_file)
     hf = changed(files["llama", "safetensors"], metadata={"architectures": ["MambaForCausalLM"]})
     with pytest.raises(CheckpointError, match=r"MambaForCausalLM.*supported: LlamaForCausalLM"):
         load_model(hf)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.serving import Server, events_of, send_request, serving, until
+from support.tiny_chat_model import write_chat_model
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 # Greedily, the tiny model does not end its answer to this.
@@ -34,6 +35,13 @@ def small(tiny_chat_model: Path) -> Iterator[Server]:
         "--max-waiting", "2",
         environment={"TIDEMILL_STALL_SECONDS": "2", "TIDEMILL_MAX_BODY_BYTES": "100000"},
     ) as found:  # fmt: skip
+        yield found
+
+
+@pytest.fixture(scope="module")
+def long_context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = write_chat_model(tmp_path_factory.mktemp("long") / "tiny.gguf", context=8192)
+    with serving(str(path), "--name", "tiny", "--threads", "1") as found:
         yield found
 
 
@@ -83,6 +91,39 @@ def test_a_client_that_leaves_frees_its_blocks(
             assert neighbour.result()[1]["choices"][0]["message"]["content"] == expected
         until(server.idle)
         assert generated() < before + len(leaving) * 900
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_clients_that_leave_while_their_prompts_are_read(
+    long_context: Server, stream: bool
+) -> None:
+    """What was begun of them is not computed to its end."""
+    server = long_context
+
+    def left_off() -> float:
+        """Tokens that were computed of prompts that were not."""
+        tokens = server.metric("vllm:iteration_tokens_total_sum")
+        return tokens - server.metric("vllm:prompt_tokens_total")
+
+    before = left_off()
+    for attempt in range(20):  # until they do not leave just between two prompts
+        begun = server.metric("vllm:iteration_tokens_total_sum")
+        leaving = [
+            begin(
+                server,
+                {"model": "tiny", "prompt": [65 + i % 26 for i in range(8000)], "max_tokens": 1,
+                 "stream": stream, "cache_salt": f"{attempt} {number} {stream}"},
+                "/v1/completions",
+            )
+            for number in range(8)
+        ]  # fmt: skip
+        until(lambda least=begun: server.metric("vllm:iteration_tokens_total_sum") > least)
+        for connection in leaving:
+            connection.close()
+        until(server.idle)
+        if left_off() > before:
+            return
+    pytest.fail("every prompt was computed whole")
 
 
 def busy(server: Server) -> socket.socket:
@@ -165,13 +206,31 @@ def test_a_head_that_never_comes_ends_the_connection(small: Server, sent: bytes)
             assert connection.recv(100) == b""
 
 
-def test_a_thousand_idle_connections_hold_nobody_up(server: Server) -> None:
-    held = [server.connect() for _ in range(1000)]
-    try:
+def test_a_thousand_idle_connections_hold_nobody_up(tiny_chat_model: Path) -> None:
+    """Also where programs may have a few hundred files open unless they ask for more."""
+    arguments = (str(tiny_chat_model), "--name", "tiny", "--threads", "1")
+    with serving(*arguments, under=("prlimit", "--nofile=256:")) as server:
+        held = [server.connect() for _ in range(1000)]
         assert server.post("/v1/chat/completions", SHORT)[0] == 200
-    finally:
         for connection in held:
             connection.close()
+
+
+def test_more_connections_than_there_may_be_are_told(tiny_chat_model: Path) -> None:
+    """And whoever has one goes on."""
+    arguments = (str(tiny_chat_model), "--name", "tiny", "--threads", "1")
+    environment = {"TIDEMILL_MAX_CONNECTIONS": "4"}
+    with serving(*arguments, environment=environment) as server:
+        held = [server.connect() for _ in range(4)]
+        for _ in range(3):  # those that are refused are closed, and take no place
+            status, headers, body = server.request("POST", CHAT, SHORT)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "too_many_connections")
+            assert int(headers["retry-after"]) > 0
+        send_request(held[0], CHAT, SHORT)
+        assert b" 200 " in held[0].recv(4096).split(b"\r\n")[0]
+        for connection in held:
+            connection.close()
+        until(lambda: server.request("POST", CHAT, SHORT)[0] == 200)
 
 
 def test_large_bodies_are_refused(small: Server) -> None:

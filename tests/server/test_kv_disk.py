@@ -1,56 +1,99 @@
-"""A restarted server goes on from the KV blocks that the one before has left on disk."""
+"""KV blocks on a server's disk: a restart goes on from them, and a disk that fills up costs no
+answer."""
 
 from __future__ import annotations
 
+import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from support.serving import Server, serving, until
 
-PROMPT = [(13 * i + i // 17) % 256 for i in range(900)]
-BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
-        "stream": False}  # fmt: skip
+OPTIONS = ("--name", "tiny", "--threads", "1", "--kv-disk", "64MiB")
+FULL = 896  # tokens of a prompt that are in full blocks
+
+
+def prompt(number: int) -> list[int]:
+    return [(13 * i + i // 17 + 31 * number) % 256 for i in range(900)]
+
+
+def ask(server: Server, number: int = 0, **fields: Any) -> tuple[str, int]:
+    """The answer to a prompt, and how many of its tokens had not to be computed."""
+    body = {"model": "tiny", "prompt": prompt(number), "max_tokens": 8, "temperature": 0,
+            "ignore_eos": True, **fields}  # fmt: skip
+    status, answer = server.post("/v1/completions", body)
+    assert status == 200, answer
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return str(answer["choices"][0]["text"]), int(cached)
+
+
+def metric(server: Server, name: str) -> float:
+    """Of the blocks on disk, now: an engine tells how it is doing when it has done something."""
+    ask(server, prompt=[1, 2], max_tokens=1)
+    return server.metric(f"tidemill:kv_disk_{name}", model_name="tiny")
+
+
+def end(server: Server) -> None:
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0
 
 
 def test_a_restarted_server_is_warm(tiny_chat_model: Path, tmp_path: Path) -> None:
     environment = {"TIDEMILL_HOME": str(tmp_path)}
-    arguments = (str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--kv-disk", "64MiB")
-    texts = []
-    with serving(*arguments, environment=environment) as server:
-        for cached in (0, 896):  # computed, then in memory
-            status, answer = server.post("/v1/completions", BODY)
-            assert status == 200
-            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-            texts.append(answer["choices"][0]["text"])
-        status, other = server.post("/v1/completions", {**BODY, "cache_salt": "somebody"})
-        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-        texts.append(other["choices"][0]["text"])
-        server.signal(signal.SIGTERM)
-        assert server.wait() == 0
-    with serving(*arguments, environment=environment) as server:
+    with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
+        answers = [ask(server), ask(server), ask(server, cache_salt="somebody")]
+        assert [cached for _, cached in answers] == [0, FULL, 0]  # computed, then in memory
+        end(server)
+    with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
         assert server.metric("tidemill:kv_disk_blocks", model_name="tiny") in (0, 2 * 56)
-        status, answer = server.post("/v1/completions", BODY)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 896
-        texts.append(answer["choices"][0]["text"])
-        status, other = server.post("/v1/completions", {**BODY, "cache_salt": "nobody"})
-        assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
-
-        def written() -> float:
-            # An engine tells how it is doing when it has done something.
-            server.post("/v1/completions", {**BODY, "prompt": [1, 2], "max_tokens": 1})
-            return server.metric("tidemill:kv_disk_blocks_written_total")
-
-        until(lambda: written() == 56)
+        answers += [ask(server), ask(server, cache_salt="nobody")]
+        assert [cached for _, cached in answers[3:]] == [FULL, 0]
+        until(lambda: metric(server, "blocks_written_total") == 56)
         for name, value in (
-            ("kv_disk_restored_tokens_total", 896),
-            ("kv_disk_blocks_read_total", 56),
-            ("kv_disk_blocks", 3 * 56),
-            ("kv_disk_blocks_dropped_total", 0),
-            ("kv_disk_blocks_damaged_total", 0),
+            ("restored_tokens_total", FULL),
+            ("blocks_read_total", 56),
+            ("blocks", 3 * 56),
+            ("blocks_dropped_total", 0),
+            ("blocks_damaged_total", 0),
         ):
-            assert server.metric(f"tidemill:{name}", model_name="tiny") == value, name
-        assert server.metric("tidemill:kv_disk_bytes") > 0
-    assert len(set(texts)) == 1
+            assert metric(server, name) == value, name
+        assert metric(server, "bytes") > 0
+    assert len({text for text, _ in answers}) == 1
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_block(
+    tiny_chat_model: Path, tmp_path: Path
+) -> None:
+    """Under load: every answer is whole and right, what is kept is kept in the room that there is,
+    and is sound after a restart."""
+    environment = {"TIDEMILL_HOME": str(tmp_path)}
+    with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
+        alone = [ask(server)[0]]
+        until(lambda: metric(server, "blocks_written_total") == 56)
+        (worker,) = server.workers()
+        (blocks,) = tmp_path.glob("kv/*/blocks")
+        _, hard = resource.prlimit(worker, resource.RLIMIT_FSIZE)
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (blocks.stat().st_size + 1000, hard))
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda n: ask(server, n % 4)[0], range(12)))
+        assert together == together[:4] * 3
+        assert together[0] == alone[0]
+        until(lambda: metric(server, "blocks_dropped_total") > 0)
+        assert "KV blocks cannot be kept" in server.until_logged("cannot be kept")
+        # What comes now takes the place of what was not used for longest.
+        before = metric(server, "blocks_written_total")
+        alone.append(ask(server, 4)[0])
+        until(lambda: metric(server, "blocks_written_total") == before + 56)
+        assert blocks.stat().st_size <= 57 * 4096
+        assert server.workers() == [worker]
+        assert server.get("/health/ready")[0] == 200
+        end(server)
+    with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
+        assert ask(server, 4) == (alone[1], FULL)
+        assert [ask(server, n)[0] for n in range(4)] == together[:4]
+        assert metric(server, "blocks_damaged_total") == 0
 
 
 def test_without_it_there_is_nothing_of_it(server: Server) -> None:

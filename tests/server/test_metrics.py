@@ -68,6 +68,7 @@ THERE = (  # and those that are zero after it, but not absent
     "vllm:num_preemptions_total", "vllm:prefix_cache_hits_total",
     "vllm:spec_decode_num_draft_tokens_total", "vllm:spec_decode_num_accepted_tokens_total",
     "tidemill:tenant_refused_total", "tidemill:engine_failures_total",
+    "tidemill:grammar_mask_seconds_count", "tidemill:grammar_step_seconds_total",
 )  # fmt: skip
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
@@ -163,6 +164,16 @@ def test_what_is_counted_is_what_came(fresh: Server) -> None:
     assert tpot == pytest.approx(found["vllm:request_decode_time_seconds_sum"] / 3)
     assert found["tidemill:tenant_prompt_tokens_total"] == 6
     assert found["tidemill:tenant_generation_tokens_total"] == 12
+
+
+def test_the_cost_of_a_grammar_is_told_by_the_token(fresh: Server) -> None:
+    found = increase(fresh, "/v1/completions", REQUEST | {"guided_regex": "[a-z]{9}", "n": 2})
+    tokens = found["vllm:request_generation_tokens_sum"]
+    assert found["tidemill:grammar_mask_seconds_count"] == tokens > 0
+    assert found["tidemill:grammar_mask_seconds_sum"] > 0
+    assert found["tidemill:grammar_step_seconds_total"] > 0
+    plain = increase(fresh, "/v1/completions", REQUEST)
+    assert plain["tidemill:grammar_mask_seconds_count"] == 0
 
 
 def test_an_echoed_prompt_is_no_answer(fresh: Server) -> None:

@@ -257,6 +257,7 @@ def test_what_cannot_be_is_refused_by_name(
         ("chat", {"messages": [{"role": "user", "content": "x", "new": 1}]}, "new"),
         ("chat", {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
         ("show", {"model": "tiny", "verbose": True}, "verbose"),
+        ("show", {"model": "tiny", "options": {"temperature": 1}}, "options"),
         ("show", {}, "model"),
     ],
 )

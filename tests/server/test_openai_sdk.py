@@ -287,6 +287,19 @@ def test_more_than_the_context_is_refused_before_anything_runs(client: openai.Op
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_the_context_that_is_told_is_the_one_there_is(client: openai.OpenAI) -> None:
+    told: Any = client.models.retrieve("tiny")
+    length = told.max_model_len
+    options: Any = {"model": "tiny", "extra_body": {"ignore_eos": True}}
+    for prompt, output in ((length - 1, 1), (10, length - 10)):
+        answer = client.completions.create(prompt=[65] * prompt, max_tokens=output, **options)
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (prompt, output)
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(prompt=[65] * prompt, max_tokens=output + 1, **options)
+        assert caught.value.code == "context_length_exceeded"
+
+
 def test_an_unknown_model_is_404(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-none", messages=MESSAGES)

@@ -223,7 +223,8 @@ def test_head_is_get_without_a_body(server: Server) -> None:
 def test_what_is_no_http_is_refused(server: Server, data: bytes) -> None:
     with server.connect() as connection:
         connection.sendall(data)
-        assert Reader(connection).answer()[0] == 400
+        status, _, body = Reader(connection).answer()
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
     assert server.get("/health/live")[0] == 200
 
 

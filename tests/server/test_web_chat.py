@@ -110,6 +110,32 @@ def test_settings_and_attachments_reach_the_server(page: Page) -> None:
     expect(page.get_by_label("Seed")).to_have_value("7")
 
 
+def test_the_model_is_chosen_for_a_conversation(
+    browser: Browser, tiny_chat_model: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text(
+        f'[[models]]\nsource = "{tiny_chat_model}"\nname = "first"\naliases = ["second"]\n'
+        "threads = 1\n"
+    )
+    with serving("--config", str(config)) as server, page_of(browser, server.url) as page:
+        chosen(page)
+        bodies = asked(page, max_tokens=4)
+        model = page.get_by_role("combobox", name="Model")
+        expect(model).to_have_value("first")
+        model.select_option("second")
+        send(page, "Hello")
+        finished(page)
+        page.get_by_role("button", name="New conversation").click()
+        expect(model).to_have_value("second")  # as it was chosen last
+        model.select_option("first")
+        send(page, "Hello again")
+        finished(page)
+        page.locator("#conversations").get_by_role("button", name="Hello", exact=True).click()
+        expect(model).to_have_value("second")
+        assert [body["model"] for body in bodies] == ["second", "first"]
+
+
 def test_attachments_are_bounded_and_text(page: Page) -> None:
     def attach(name: str, data: bytes) -> None:
         page.set_input_files("#files", {"name": name, "mimeType": "x/x", "buffer": data})

@@ -119,6 +119,7 @@ def test_other_errors_are_named() -> None:
 def test_stats_arrive_as_they_were() -> None:
     stats = EngineStats(running=3, queue_seconds=1.5, speculation_error="why")
     stats.step_tokens.add(300)
+    stats.mask_seconds.add(0.001)
     assert unpack_stats(pack_stats(stats)) == stats
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,27 +80,44 @@ def test_short_and_long_prompts_and_several_streams_are_asked(
     monkeypatch: pytest.MonkeyPatch, context: int, words: int
 ) -> None:
     """Of a server whose costs are known, with words of one token behind a template of 25."""
-    asked = []
+    asked: list[tuple[int, int]] = []
 
-    async def ask(
-        client: object, rng: object, streams: int, tokens: int, beginning: str = ""
-    ) -> list[Sent]:
-        asked.append((streams, len(beginning.split())))
-        prompt = 25 + len(beginning.split()) + 6
-        sent, answer = first(prompt, (prompt - 6) // 16 * 16)
-        seconds, _ = gap(streams, prompt + 24)
-        answer.times = [answer.times[0] + i * seconds for i in range(tokens)]
-        return [(sent, answer)] * streams
+    class Server:
+        """In the place of a client. Times are what they would be, and nothing takes any."""
 
-    monkeypatch.setattr(served, "_ask", ask)
+        flying = 0
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def send(self, body: bytes) -> SimpleNamespace:
+            fields = json.loads(body)
+            self.flying += 1
+            await asyncio.sleep(0)  # until all that were asked at once are here
+            streams = self.flying
+            words = len(fields["messages"][0]["content"].split())
+            asked.append((streams, words))
+            sent, answer = first(25 + words, (25 + words - 6) // 16 * 16)
+            seconds, _ = gap(streams, 25 + words + 24)
+            answer.times = [answer.times[0] + i * seconds for i in range(fields["max_tokens"])]
+            await asyncio.sleep(0)
+            self.flying -= 1
+            return SimpleNamespace(sent=sent, answer=answer)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(served, "Client", Server)
+    monkeypatch.setattr(served, "read", lambda reply: reply.answer)
+    monkeypatch.setattr(served, "wake_promptly", lambda: True)
     endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
     found = asyncio.run(served._measure(endpoint, STEPS, context, 4, 5, 2, lambda _: None))
     assert found.per_request == pytest.approx(REQUEST)
     assert found.per_prompt_token == pytest.approx(PROMPT_TOKEN)
     assert found.per_step == pytest.approx(STEP, rel=0.01)
     assert found.per_token == pytest.approx(TOKEN, rel=0.01)
-    assert asked.count((1, words)) == 5
-    assert [streams for streams, _ in asked[-6:]] == [1, 2, 4, 1, 2, 4]
+    assert asked.count((1, words + 6)) == 5
+    assert [streams for streams, _ in asked[-14:]] == [1, 2, 2, 4, 4, 4, 4] * 2
 
 
 def test_a_step_that_is_held_up_now_and_then_counts() -> None:

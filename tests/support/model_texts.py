@@ -257,7 +257,7 @@ def cut(text: str, places: Iterable[int]) -> list[str]:
 
 
 def stream(
-    format: str | None, chunks: Iterable[str], tools: Sequence[Any] | None = TOOLS, **options: Any
+    format: str | None, chunks: Iterable[str], tools: Sequence[Any] = TOOLS, **options: Any
 ) -> list[Piece]:
     """All pieces of a text that comes in ``chunks``; ids count from id0."""
     ids = map("id{}".format, itertools.count())
@@ -266,9 +266,7 @@ def stream(
     return pieces + parser.finish()
 
 
-def parse(
-    format: str | None, text: str, tools: Sequence[Any] | None = TOOLS, **options: Any
-) -> Message:
+def parse(format: str | None, text: str, tools: Sequence[Any] = TOOLS, **options: Any) -> Message:
     return assemble(stream(format, [text], tools, **options))
 
 

@@ -18,6 +18,7 @@ import msgspec
 from tidemill.bench.processes import end_with_parent
 from tidemill.bench.records import Recording
 from tidemill.bench.run import BenchError, Plan, Progress, run
+from tidemill.hardware.scheduling import wake_promptly
 
 _REFUSED = 3
 """Exit status of a run that ends with BenchError, whose message is on standard error."""

@@ -339,7 +339,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def _is_interim(self) -> bool:
         """Whether another answer follows this one (RFC 9110, section 15.2)."""
-        return self._parser.get_status_code() < HTTPStatus.OK
+        return bool(self._parser.get_status_code() < HTTPStatus.OK)
 
     def on_message_complete(self) -> None:
         if self._is_interim():

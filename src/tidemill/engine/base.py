@@ -23,6 +23,7 @@ MAX_PREFILL_TOKENS = 256
 
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # as vLLM's
 _STEP_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_MASK_SECONDS = (2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 
 
 class Constraint(Protocol):
@@ -225,7 +226,10 @@ class EngineStats:
     owned nor cached. ``step_tokens`` and ``step_sequences`` tell how large steps were; a token
     that was guessed counts like any other. ``drafted_tokens`` were guessed ahead,
     ``accepted_tokens`` of them were right; ``speculation_error`` says why guessing was given up,
-    if it was. ``restored_tokens`` came back from the ``tier``, which is None if there is none."""
+    if it was. ``restored_tokens`` came back from the ``tier``, which is None if there is none.
+    ``mask_seconds``: what it took, for each token of an answer with a constraint, to find out which
+    may come, beside the steps where there is a thread for it; ``constraint_seconds`` is what the
+    steps themselves took for it, waiting and following the answers."""
 
     running: int = 0
     waiting: int = 0
@@ -241,6 +245,8 @@ class EngineStats:
     queue_seconds: float = 0.0
     step_tokens: Histogram = field(default_factory=lambda: Histogram(_STEP_TOKENS))
     step_sequences: Histogram = field(default_factory=lambda: Histogram(_STEP_SEQUENCES))
+    mask_seconds: Histogram = field(default_factory=lambda: Histogram(_MASK_SECONDS))
+    constraint_seconds: float = 0.0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     speculation_error: str | None = None

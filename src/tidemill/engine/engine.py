@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -124,7 +124,7 @@ class Engine:
         self._outbox = Outbox()
         self._arrivals = 0
         self._brief_until = -math.inf
-        self._entropy = secrets.randbits(128) if entropy is None else entropy
+        self._entropy = int.from_bytes(os.urandom(16), "little") if entropy is None else entropy
         self._stats = EngineStats()
 
     # ---- requests in ---------------------------------------------------------------------------
@@ -191,6 +191,7 @@ class Engine:
             cached_blocks=self._kv.cached,
             step_tokens=self._stats.step_tokens.copy(),
             step_sequences=self._stats.step_sequences.copy(),
+            mask_seconds=self._stats.mask_seconds.copy(),
             preemptions=self._scheduler.preemptions,
             drafted_tokens=speculator.drafted if speculator else 0,
             accepted_tokens=speculator.accepted if speculator else 0,
@@ -203,7 +204,8 @@ class Engine:
             text = OutputText(self._tokenizer, self._texts, group.request)
         constrained = None
         if (constraint := group.request.constraint) is not None:
-            constrained = Constrained(constraint, self._vocab_size)
+            clock = self._clock or (lambda: 0.0)
+            constrained = Constrained(constraint, self._vocab_size, self._stats, clock)
         sequence = Sequence(group, len(group.samples), text, constrained)
         group.samples.append(sequence)
         return sequence

@@ -132,7 +132,8 @@ def _check(options: LoadOptions) -> None:
 
 def _kv_disk(options: LoadOptions) -> int:
     """Its bytes; 0 where nothing is to be kept. Raises ValueError."""
-    size = parse_size(options.get("kv_disk") or 0, "kv_disk")
+    kv_disk = options.get("kv_disk")
+    size = parse_size(kv_disk, "kv_disk") if kv_disk else 0
     if size and not options.get("prefix_caching", True):
         raise ValueError("kv_disk needs prefix_caching: what is kept is found by it")
     return size

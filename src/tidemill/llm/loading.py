@@ -22,7 +22,7 @@ from tidemill.engine.sampling import scratch_bytes
 from tidemill.engine.speculation import MAX_DRAFT, Proposer
 from tidemill.hardware import CoreBudget, available_memory, core_budget
 from tidemill.llm.memory import SizedCache, default_context, size_cache
-from tidemill.models import Model, load_model
+from tidemill.models import Model, load_model, trained_context
 from tidemill.records import dataclass
 from tidemill.store import resolve
 from tidemill.store.base import Progress
@@ -127,16 +127,14 @@ def open_model(
     path = resolve(name, offline=offline, progress=progress)
     _tell(on_stage, "open")
     checkpoint = open_checkpoint(path)
-    model = load_model(checkpoint)
-    trained = model.config.context_length
+    trained = trained_context(checkpoint)
     if max_context is not None and not 2 <= max_context <= trained:
         raise ValueError(
             f"a context of {max_context} tokens is not possible: {name} was trained for {trained} "
             "tokens (and at least 2 are needed)"
         )
     context = default_context(trained) if max_context is None else max_context
-    if context != trained:  # some architectures choose their rotary embedding by the context
-        model = load_model(checkpoint, max_context=context)
+    model = load_model(checkpoint, max_context=context)
     _tell(on_stage, "tokenizer")
     tokenizer = load_tokenizer(
         checkpoint.format, checkpoint.metadata, checkpoint.folder, pre=pre_tokenizer
@@ -285,7 +283,6 @@ def start_engine(
     ``interactive``: nobody waits for the next token, so that prompts may fill whole steps.
     """
     runner = compiled.runner
-    timed = speculative != "off" or draft is not None or target_itl is not None or tier is not None
     proposer: Proposer | None = None
     if draft is not None:
         proposer = DraftModel(
@@ -310,7 +307,7 @@ def start_engine(
         ),
         entropy=seed,
         proposer=proposer,
-        clock=time.perf_counter if timed else None,
+        clock=time.perf_counter,
         aside=aside,
         tier=tier,
     )

@@ -71,7 +71,7 @@ def size_cache(
             kv_memory = min(kv_memory, int(_DEFAULT_SHARE * free))
     blocks = min(kv_memory // bytes_per_block, max_sequences * blocks_per_sequence)
     kv = KVCacheSpec(max(blocks, blocks_per_sequence), BLOCK_SIZE, kv_dtype)
-    decided = plan(kv)
+    decided = base if kv == smallest else plan(kv)
     if available is not None and decided.total > available:
         raise InsufficientMemoryError(_refusal(decided, max_context, kv_dtype, available))
     return SizedCache(kv, decided)

@@ -1,6 +1,6 @@
 """Architectures as recorded programs: one file per family, one table that names them."""
 
 from tidemill.models.config import ModelConfig
-from tidemill.models.loading import Model, load_model
+from tidemill.models.loading import Model, load_model, trained_context
 
-__all__ = ["Model", "ModelConfig", "load_model"]
+__all__ = ["Model", "ModelConfig", "load_model", "trained_context"]

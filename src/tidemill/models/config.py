@@ -38,6 +38,11 @@ class ModelConfig:
         return "token_embd" if self.tied_embeddings else "output"
 
 
+def context_length(h: Hyper) -> int:
+    """Tokens of a sequence that the model was trained for."""
+    return h.integer("context_length", "max_position_embeddings", high=hyper.MAX_CONTEXT)
+
+
 def common(h: Hyper, *, vocab_size: int, tied_embeddings: bool) -> dict[str, Any]:
     """The fields of ``ModelConfig``, for ``Config(**common(...), ...)``."""
     n_heads = h.integer("attention.head_count", "num_attention_heads", high=hyper.MAX_HEADS)
@@ -87,9 +92,7 @@ def common(h: Hyper, *, vocab_size: int, tied_embeddings: bool) -> dict[str, Any
         "head_dim": head_dim,
         "d_ff": h.integer("feed_forward_length", "intermediate_size"),
         "vocab_size": vocab_size,
-        "context_length": h.integer(
-            "context_length", "max_position_embeddings", high=hyper.MAX_CONTEXT
-        ),
+        "context_length": context_length(h),
         "norm_eps": h.number("attention.layer_norm_rms_epsilon", "rms_norm_eps", high=1.0),
         "tied_embeddings": tied_embeddings,
         "n_experts": n_experts,

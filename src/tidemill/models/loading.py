@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.models.architectures import Architecture, find_architecture
-from tidemill.models.config import ModelConfig, common
+from tidemill.models.config import ModelConfig, common, context_length
 from tidemill.models.hyper import MAX_VOCAB, Hyper
 from tidemill.models.names import canonical
 from tidemill.models.sources import ModelWeights, Source
@@ -21,6 +21,12 @@ class Model:
     config: ModelConfig
     program: Program
     weights: ModelWeights
+
+
+def trained_context(checkpoint: Checkpoint) -> int:
+    """Tokens of a sequence that a checkpoint was trained for, told without recording its program.
+    Raises ``CheckpointError`` for an unknown architecture, or where it is missing."""
+    return context_length(Hyper(checkpoint, find_architecture(checkpoint).hf_defaults))
 
 
 def load_model(checkpoint: Checkpoint, *, max_context: int | None = None) -> Model:

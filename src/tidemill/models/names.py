@@ -39,11 +39,10 @@ EXPERT = {
     "w2": "ffn_down_exps",
 }
 
-_HF_LAYER = re.compile(r"layers\.(\d{1,5})\.(.+)\.(weight|bias)")
-_HF_EXPERT = re.compile(
-    r"layers\.(\d{1,5})\.(?:mlp|block_sparse_moe)\.experts\.(\d{1,5})\.(\w+)\.weight"
-)
-_HF_FUSED_EXPERTS = re.compile(
+# Compiled when first used, as a model has names of one kind only.
+_HF_LAYER = r"layers\.(\d{1,5})\.(.+)\.(weight|bias)"
+_HF_EXPERT = r"layers\.(\d{1,5})\.(?:mlp|block_sparse_moe)\.experts\.(\d{1,5})\.(\w+)\.weight"
+_HF_FUSED_EXPERTS = (
     r"layers\.(\d{1,5})\.(?:mlp|block_sparse_moe)\.experts\.(gate_up_proj|down_proj)"
 )
 _GGUF_EXPERT = re.compile(r"blk\.(\d{1,5})\.ffn_(gate|up|down)\.(\d{1,5})\.weight")
@@ -123,12 +122,12 @@ def _from_hf(tensors: Mapping[str, WeightTensor], names: HFNames, tied: bool) ->
     collected = _Collected()
     for full_name, tensor in tensors.items():
         name = _strip_prefix(full_name)
-        if match := _HF_EXPERT.fullmatch(name):
+        if match := re.fullmatch(_HF_EXPERT, name):
             layer, expert, module = match.groups()
             if module not in EXPERT:
                 raise _unknown(full_name)
             collected.add_expert(f"blk.{layer}.{EXPERT[module]}.weight", int(expert), tensor)
-        elif match := _HF_FUSED_EXPERTS.fullmatch(name):
+        elif match := re.fullmatch(_HF_FUSED_EXPERTS, name):
             layer, module = match.groups()
             if module == "down_proj":
                 collected.add(f"blk.{layer}.ffn_down_exps.weight", AsStored(tensor))
@@ -137,7 +136,7 @@ def _from_hf(tensors: Mapping[str, WeightTensor], names: HFNames, tied: bool) ->
                 collected.add(f"blk.{layer}.ffn_gate_exps.weight", gate)
                 collected.add(f"blk.{layer}.ffn_up_exps.weight", up)
         else:
-            if match := _HF_LAYER.fullmatch(name):
+            if match := re.fullmatch(_HF_LAYER, name):
                 layer, module, suffix = match.groups()
                 stem, prefix = layer_stems.get(module), f"blk.{layer}."
             else:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -98,22 +96,3 @@ def weights_of(op: Op) -> tuple[str, ...]:
 def weight_names(program: Program) -> frozenset[str]:
     """Every weight and bias that a program names."""
     return frozenset(name for op in program.ops for name in weights_of(op))
-
-
-def with_values(op: Op, rename: Callable[[ValueId], ValueId]) -> Op:
-    """``op`` with every value id replaced by ``rename(id)``."""
-    kind: Any = type(op)
-    renamed: Op = kind(
-        *(
-            rename(getattr(op, field)) if is_value else getattr(op, field)
-            for field, is_value in _fields(kind)
-        )
-    )
-    return renamed
-
-
-@cache
-def _fields(kind: type[Any]) -> tuple[tuple[str, bool], ...]:
-    """The fields of an operation, and which of them are values."""
-    values = {*_READS[kind], *_WRITES[kind]}
-    return tuple((field.name, field.name in values) for field in dataclasses.fields(kind))

@@ -260,7 +260,8 @@ Op = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A recorded forward step: ``ops`` in order, ``values`` by id, the ids of the results.
+    """A recorded forward step: ``ops`` in order, ``values`` by id (passes leave some that no
+    operation has any more), the ids of the results.
 
     ``logits`` has rows 'logits' and shape (vocab,); ``hidden`` is the final normed hidden state,
     rows 'tokens' (for embeddings). ``kv`` has one entry per attention layer.

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from tidemill.program.analysis import reads, with_values, writes
+from tidemill.program.analysis import reads, writes
 from tidemill.program.ops import (
     Activation,
     Add,
@@ -134,7 +134,7 @@ def fuse_add_norms(program: Program) -> Program:
 
 
 def drop_dead(program: Program) -> Program:
-    """Without operations whose results nobody reads; values are numbered anew.
+    """Without operations whose results nobody reads.
 
     Attention stays whatever happens to its result: it fills the KV cache. Of a fused operation
     both results stay if one is read.
@@ -146,17 +146,7 @@ def drop_dead(program: Program) -> Program:
             live.update(reads(op))
             live.update(writes(op))
             kept.append(op)
-    numbers = {old: new for new, old in enumerate(sorted(live))}
-    return dataclasses.replace(
-        program,
-        ops=tuple(with_values(op, numbers.__getitem__) for op in reversed(kept)),
-        values=tuple(
-            Value(new, old.shape, old.rows, old.dtype)
-            for new, old in enumerate(program.values[value] for value in numbers)
-        ),
-        logits=numbers[program.logits],
-        hidden=numbers[program.hidden],
-    )
+    return dataclasses.replace(program, ops=tuple(reversed(kept)))
 
 
 PASSES: tuple[Pass, ...] = (

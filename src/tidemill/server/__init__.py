@@ -1,6 +1,8 @@
-"""HTTP over engines: the OpenAI API and what belongs to a service around it.
+"""HTTP over engines: the APIs of OpenAI, Anthropic and Ollama, and what belongs to a service.
 
-``base.py`` is what handlers see of a model; ``worker.py`` is the process that runs one engine, and
-``worker_process.py`` the front end's end of it; ``models.py`` holds the models that are served;
-``openai/`` translates the API; ``app.py`` puts the routes together and ``serve.py`` runs them.
+``serve.py`` runs it, ``app.py`` answers requests by the table in ``operations.py``, ``service.py``
+is what handlers share. ``openai/``, ``anthropic/`` and ``ollama/`` translate their APIs, ``tools/``
+finds calls in answers, ``web/`` is the page. ``models.py`` holds the models that are served:
+``worker.py`` is the process that runs one's engine, ``worker_process.py`` the front end's end of
+it, ``wire.py`` what the two say. ``admission.py`` decides who is next.
 """

@@ -90,16 +90,16 @@ class ServerConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The whole service.
 
     ``insecure``: listen beyond this machine without keys. ``max_body_bytes``: of one request.
-    ``max_waiting``: requests queued for one model before 429. ``request_seconds``: the most that
-    one request may take, queueing included. ``stall_seconds``: how long a client may take to send
-    its request, or to read a piece of the answer. ``drain_seconds``: how long SIGTERM waits for
-    what runs. ``keep_alive_seconds``: idle models that are not pinned are unloaded after that
-    (None: never). ``max_loaded``: most models in memory at once (None: all).
-    ``allow_origins``: web pages of other origins that may use the API ("*": all).
-    ``allowed_hosts``: names that the server is asked by, beside those that cannot be a trick of a
-    web page's ("*": all; see browsers.py).
-    ``log_prompts``: prompts and answers are part of logs and traces. ``otlp_endpoint``: URL of an
-    OpenTelemetry collector for traces, without ``/v1/traces`` (see tracing.py).
+    ``max_waiting``: requests queued for one model before 429. ``max_connections``: of clients,
+    before 503. ``request_seconds``: the most that one request may take, queueing included.
+    ``stall_seconds``: how long a client may take to send its request, or to read a piece of the
+    answer. ``drain_seconds``: how long SIGTERM waits for what runs. ``keep_alive_seconds``: idle
+    models that are not pinned are unloaded after that (None: never). ``max_loaded``: most models in
+    memory at once (None: all). ``allow_origins``: web pages of other origins that may use the API
+    ("*": all). ``allowed_hosts``: names that the server is asked by, beside those that cannot be a
+    trick of a web page's ("*": all; see browsers.py). ``log_prompts``: prompts and answers are part
+    of logs and traces. ``otlp_endpoint``: URL of an OpenTelemetry collector for traces, without
+    ``/v1/traces`` (see tracing.py).
     """
 
     host: str = "127.0.0.1"

@@ -1,5 +1,5 @@
-"""HTTP connections: uvicorn's, with limits on clients that send nothing, too much, or do not read,
-and without chunks for clients that know none."""
+"""HTTP connections: uvicorn's, with limits on their number and on clients that send nothing, too
+much, or do not read, and without chunks for clients that know none."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from tidemill.server.errors import ApiError
+from tidemill.server.http import JSON, Receive, Scope, Send, encode
+from tidemill.server.openai.answers import error_body
 
 MAX_HEAD = 64 << 10
 """Bytes of a request's line and header fields."""
@@ -24,9 +28,13 @@ class Connection(HttpToolsProtocol):
     and of having begun to arrive. Where so much has been written that the client is to read first,
     it must go on reading: a slow one may take its time, one that stands still may not. A head of
     more than ``MAX_HEAD`` bytes is refused.
+
+    What is asked on a connection that was made when there were ``max_connections`` is answered with
+    503; whoever has one goes on.
     """
 
     stall_seconds = 60.0
+    max_connections = 4096
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,6 +45,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._head_timer = self._abort_later()
+        if len(self.connections) > self.max_connections:
+            self.app = _too_many
 
     def connection_lost(self, exc: Exception | None) -> None:
         _cancel(self._head_timer)
@@ -52,6 +62,15 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
+
+    def send_400_response(self, msg: str) -> None:
+        """For what is no HTTP: in the form of any other error."""
+        body = encode(error_body(ApiError(400, msg, code="invalid_http")))
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (JSON.encode(), len(body), body)
+        )
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -93,6 +112,25 @@ class Connection(HttpToolsProtocol):
 
     def _abort_later(self) -> asyncio.TimerHandle:
         return self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+
+async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application of a connection that there is no place for."""
+    error = ApiError(
+        503, "this server has as many connections as it may; try again later",
+        code="too_many_connections",
+    )  # fmt: skip
+    body = encode(error_body(error))
+    headers = {"content-type": JSON, "content-length": str(len(body)), "connection": "close",
+               "retry-after": "5"}  # fmt: skip
+    await send(
+        {
+            "type": "http.response.start",
+            "status": error.status,
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _send_without_chunks(

@@ -293,6 +293,16 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
      lambda m: m.worker.stats.accepted_tokens),
     ("tidemill:engine_steps", "Forward steps.", lambda m: m.worker.stats.steps),
     ("tidemill:engine_failures", "Requests that failed.", lambda m: m.worker.stats.failures),
+    ("tidemill:grammar_step_seconds", "Time that steps took for grammars: the rest is beside them.",
+     lambda m: m.worker.stats.constraint_seconds),
+)  # fmt: skip
+
+
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineStats], Histogram]], ...] = (
+    ("vllm:iteration_tokens_total", "Tokens of a forward step.", lambda s: s.step_tokens),
+    ("tidemill:step_sequences", "Sequences of a forward step.", lambda s: s.step_sequences),
+    ("tidemill:grammar_mask_seconds", "Time to find out which tokens a grammar allows next.",
+     lambda s: s.mask_seconds),
 )  # fmt: skip
 
 
@@ -309,14 +319,8 @@ def _engines(loaded: Mapping[str, LoadedModel]) -> Iterator[Metric]:
                 family.add_metric([model], value(of))
             yield family
     stats = {model: of.worker.stats for model, of in loaded.items()}
-    yield _histogram(
-        "vllm:iteration_tokens_total", "Tokens of a forward step.",
-        {model: s.step_tokens for model, s in stats.items()},
-    )  # fmt: skip
-    yield _histogram(
-        "tidemill:step_sequences", "Sequences of a forward step.",
-        {model: s.step_sequences for model, s in stats.items()},
-    )  # fmt: skip
+    for name, text, histogram in _HISTOGRAMS:
+        yield _histogram(name, text, {model: histogram(s) for model, s in stats.items()})
     cache = GaugeMetricFamily(
         "vllm:cache_config_info", "The KV cache; always 1.",
         labels=["model_name", "block_size", "num_gpu_blocks", "cache_dtype",

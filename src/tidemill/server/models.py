@@ -325,7 +325,7 @@ class Models:
         """``model`` is what ``entry`` serves from now on."""
         entry.model = model
         entry.error, entry.unloaded = None, False
-        self._watch(entry, model)
+        self._spawn(self._revive(entry, model))
 
     def _enter(self, config: ModelConfig) -> None:
         self._entries[config.name] = Entry(config)
@@ -412,9 +412,6 @@ class Models:
         except BaseException:
             await worker.close()
             raise
-
-    def _watch(self, entry: Entry, model: LoadedModel) -> None:
-        self._spawn(self._revive(entry, model))
 
     async def _revive(self, entry: Entry, model: LoadedModel) -> None:
         """Start a model again whose worker has died."""

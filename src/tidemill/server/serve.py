@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import uvicorn
 
 from tidemill.hardware.energy import EnergyMeters
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.server.app import App
 from tidemill.server.config import ConfigError, ServerConfig
 from tidemill.server.connection import Connection
@@ -31,6 +33,7 @@ log = logging.getLogger("tidemill.server")
 
 _KEEP_ALIVE_SECONDS = 75  # an idle connection
 _BACKLOG = 2048
+_OTHER_FILES = 256  # beside connections
 _STORE_SECONDS = 0.1  # the server stands still while another process writes its key database
 
 
@@ -75,6 +78,7 @@ def serve(
         else open_key_store(Path(config.api_key_file), patience=_STORE_SECONDS)
     )
     tracing = start_tracing(config, os.environ)
+    _allow_files(config.max_connections + _OTHER_FILES)
     with listen(config) as socket_:
         models = Models(
             config.models,
@@ -93,6 +97,16 @@ def serve(
         finally:
             if tracing is not None:
                 tracing.close()
+
+
+def _allow_files(count: int) -> None:
+    """Have so many files open at once, as far as the system lets us: shells and services begin with
+    1024, which so many connections would use up."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY:
+        count = min(count, most)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
 
 
 class _Uvicorn(uvicorn.Server):
@@ -121,11 +135,13 @@ class _Run:
 
     async def run(self) -> None:
         config, models = self._config, self._app.service.models
-        connection = type("Connection", (Connection,), {"stall_seconds": config.stall_seconds})
+        limits = {
+            "stall_seconds": config.stall_seconds, "max_connections": config.max_connections,
+        }  # fmt: skip
         http = _Uvicorn(
             uvicorn.Config(
                 self._app,
-                http=connection,
+                http=type("Connection", (Connection,), limits),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -134,7 +150,6 @@ class _Run:
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=1,
-                limit_concurrency=config.max_connections,
                 backlog=_BACKLOG,
             )
         )

@@ -42,6 +42,7 @@ _OPERATIONS = {
     "/api/generate": "text_completion",
     "/v1/embeddings": "embeddings",
     "/api/embed": "embeddings",
+    "/api/embeddings": "embeddings",
 }
 """What is traced: routes with the conventions' names of what they do."""
 

@@ -37,20 +37,19 @@ MAX_FRAME = 1 << 30
 
 
 class Kind(enum.IntEnum):
-    """What a frame says, with its fields. The first four go to the worker, the others come back."""
+    """What a frame says, with its fields. The first three go to the worker, the rest come back."""
 
     LOAD = 0  # model, load options
     ADD = 1  # request
     ABORT = 2  # request id
-    CLOSE = 3
-    STAGE = 4  # stage of loading, how much of it is done (0 to 1)
-    READY = 5  # what was loaded, as a dict
-    FAILED = 6  # why there will be no model
-    ACCEPTED = 7  # request id
-    REFUSED = 8  # request id, an error as pack_error() writes it
-    EVENTS = 9  # time, events
-    STATS = 10  # EngineStats as a dict
-    LOG = 11  # level, logger, message, traceback or None
+    STAGE = 3  # stage of loading, how much of it is done (0 to 1)
+    READY = 4  # what was loaded, as a dict
+    FAILED = 5  # why there will be no model
+    ACCEPTED = 6  # request id
+    REFUSED = 7  # request id, an error as pack_error() writes it
+    EVENTS = 8  # time, events
+    STATS = 9  # EngineStats as a dict
+    LOG = 10  # level, logger, message, traceback or None
 
 
 class WireError(Exception):
@@ -213,7 +212,7 @@ def unpack_event(packed: Sequence[Any]) -> Event:
 # ---- statistics
 
 
-_HISTOGRAMS = ("step_tokens", "step_sequences")
+_HISTOGRAMS = ("step_tokens", "step_sequences", "mask_seconds")
 
 
 def pack_stats(stats: EngineStats) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from tidemill.engine.base import Event, Request
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.llm.commands import Commands
 from tidemill.llm.core import Core, LoadOptions
 from tidemill.server.logs import where_from
@@ -172,8 +173,6 @@ class Worker:
                 self._begin(core, fields[0])
             elif kind == _REFUSE:
                 self._refuse(*fields)
-            elif kind == Kind.CLOSE:
-                return False
         return True
 
     def _add(self, core: Core, packed: list[Any]) -> None:

@@ -26,6 +26,7 @@ from tidemill.bench.stream import Answer, read
 from tidemill.bench.targets import FULL_LENGTH, GREEDY
 from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.engine.step_time import attended
+from tidemill.hardware.scheduling import wake_promptly
 from tidemill.simulate.base import StepTime, StepWork
 from tidemill.simulate.calibration import Served
 from tidemill.simulate.fit import nonnegative_least_squares
@@ -70,6 +71,7 @@ async def _measure(
     endpoint: Endpoint, steps: StepTime, context: int, sequences: int, requests: int, repeats: int,
     say: Say,
 ) -> Served:  # fmt: skip
+    wake_promptly()  # as the load generator does
     client = Client(endpoint, _TIMEOUT)
     numbers = itertools.count()
 

@@ -21,13 +21,13 @@ A model name is one of
   s3://, gs://, http(s)://, file:// ...    a URL of a .gguf file (or, not for http, of a folder);
                                            #sha256=<hex> at its end is verified"""
 
-_SHORT = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_HF_SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
-_HF_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._%-]{0,254}")
-_PYPI_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_PYPI_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_-]*")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHORT = r"[a-z0-9][a-z0-9._-]{0,63}"
+_HF_SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,95}"
+_HF_REVISION = r"[A-Za-z0-9_][A-Za-z0-9._%-]{0,254}"
+_PYPI_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
+_PYPI_VERSION = r"[A-Za-z0-9][A-Za-z0-9.!+_-]*"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*"
+_SHA256 = r"[0-9a-f]{64}"
 _WINDOWS_FORBIDDEN = frozenset('<>:"|?*')
 
 
@@ -102,7 +102,7 @@ Reference = HubReference | PackageReference | UrlReference
 
 def is_short_name(name: str) -> bool:
     """Whether ``name`` may be a catalogue entry: lower case, digits, ``.``, ``_`` and ``-``."""
-    return _SHORT.fullmatch(name) is not None and not name.endswith(".")
+    return re.fullmatch(_SHORT, name) is not None and not name.endswith(".")
 
 
 def as_text(name: object) -> str:
@@ -135,7 +135,7 @@ def parse_reference(name: str) -> Reference:
     scheme, separator, rest = name.partition("://")
     if "::" in scheme:
         raise InvalidNameError(f"{name!r} is a chain of URLs; only a single one can be pulled")
-    if not separator or not _SCHEME.fullmatch(scheme):
+    if not separator or not re.fullmatch(_SCHEME, scheme):
         raise InvalidNameError(f"{name!r} is no URL\n{FORMS}")
     if scheme.lower() == "hf":
         return _parse_hub(name, rest)
@@ -154,7 +154,7 @@ def parse_reference(name: str) -> Reference:
     if fragment:
         key, _, value = fragment.partition("=")
         sha256 = value.lower()
-        if key != "sha256" or not _SHA256.fullmatch(sha256):
+        if key != "sha256" or not re.fullmatch(_SHA256, sha256):
             raise InvalidNameError(
                 f"the fragment {fragment!r} of {url!r} is not understood; "
                 "it may be #sha256=<64 hex digits>"
@@ -167,11 +167,11 @@ def _parse_hub(name: str, rest: str) -> HubReference:
     repo, _, path = tail.partition("/")
     repo, _, quantisation = repo.partition(":")
     repo, at, revision = repo.partition("@")
-    if not _HF_SEGMENT.fullmatch(owner) or not _HF_SEGMENT.fullmatch(repo):
+    if not re.fullmatch(_HF_SEGMENT, owner) or not re.fullmatch(_HF_SEGMENT, repo):
         raise InvalidNameError(
             f"{name!r} does not name a repository: hf://owner/repo[@revision][/file]"
         )
-    if at and not _HF_REVISION.fullmatch(revision):
+    if at and not re.fullmatch(_HF_REVISION, revision):
         raise InvalidNameError(
             f"{revision!r} in {name!r} is no revision; write the slash of a branch name as %2F"
         )
@@ -188,7 +188,9 @@ def _parse_hub(name: str, rest: str) -> HubReference:
 def _parse_package(name: str, rest: str) -> PackageReference:
     requirement, _, member = rest.partition("#")
     package, pinned, version = requirement.partition("==")
-    if not _PYPI_NAME.fullmatch(package) or (pinned and not _PYPI_VERSION.fullmatch(version)):
+    if not re.fullmatch(_PYPI_NAME, package) or (
+        pinned and not re.fullmatch(_PYPI_VERSION, version)
+    ):
         raise InvalidNameError(
             f"{name!r} does not name a package: pypi://package[==version][#member]"
         )

@@ -33,7 +33,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # The name that a split GGUF gives each of its files: <stem>-00001-of-00003.gguf, counted from 1.
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.I)
 # GGUF files that go with a model but are none: vision projectors, importance matrices.
-_COMPANION = re.compile(r"mmproj|imatrix", re.IGNORECASE)
+_COMPANION = r"(?i)mmproj|imatrix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def select(
         models = [choice(file) for file in files if is_gguf(file)]
         hint = "; it has" + "".join(f"\n  {model}" for model in models[:50]) if models else ""
         raise ModelNotFoundError(f"{where} has no {path!r}{hint}")
-    ggufs = [file for file in inside if is_gguf(file) and not _COMPANION.search(_base(file))]
+    ggufs = [file for file in inside if is_gguf(file) and not re.search(_COMPANION, _base(file))]
     if ggufs or quantisation:
         chosen = _choose_gguf(ggufs, where, quantisation, choice)
         return _complete(chosen, files, where)

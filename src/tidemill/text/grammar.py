@@ -92,9 +92,9 @@ def _check_shape(schema: Any) -> None:
     raise GrammarError(f"the schema is nested more than {MAX_DEPTH} levels deep")
 
 
-_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~/ ]")
+_SPECIAL = r"[\\.+*?()|\[\]{}^$#&\-~/ ]"
 
 
 def _escape(text: str) -> str:
     """``text`` as a regular expression for itself, in the syntax of Rust's regex crate."""
-    return _SPECIAL.sub(lambda found: f"\\x{{{ord(found[0]):x}}}", text)
+    return re.sub(_SPECIAL, lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -39,13 +39,13 @@ def _byte_level_alphabet() -> dict[str, int]:
     the others follow from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
-    others = (byte for byte in range(256) if byte not in set(printable))
+    others = sorted(set(range(256)).difference(printable))
     table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return table
 
 
 BYTE_LEVEL_ALPHABET = _byte_level_alphabet()
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = r"<0x([0-9A-Fa-f]{2})>"
 
 
 class Vocabulary:
@@ -82,7 +82,7 @@ class Vocabulary:
                 f"token id {token_id} is not in the vocabulary (ids are 0 to {len(self) - 1})"
             )
         text, kind = self.texts[token_id], self.types[token_id]
-        if kind == TokenType.BYTE and (found := _BYTE_TOKEN.fullmatch(text)):
+        if kind == TokenType.BYTE and (found := re.fullmatch(_BYTE_TOKEN, text)):
             return bytes((int(found[1], 16),))
         if kind in (TokenType.NORMAL, TokenType.UNUSED, TokenType.UNDEFINED, TokenType.BYTE):
             if self.spelling is Spelling.SENTENCEPIECE:
@@ -122,7 +122,7 @@ def clean_texts(tokens: Iterable[object], where: str) -> Texts:
 
 def is_byte_token(text: str) -> bool:
     """Whether a text names a byte of byte fallback: <0x00> to <0xFF>."""
-    return _BYTE_TOKEN.fullmatch(text) is not None
+    return re.fullmatch(_BYTE_TOKEN, text) is not None
 
 
 def is_text(text: str) -> bool:

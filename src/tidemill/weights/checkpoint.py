@@ -11,8 +11,7 @@ from tidemill.weights.mapped import map_file
 from tidemill.weights.safetensors import INDEX_FILE, open_folder
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
-_GGUF = re.compile(r".*\.gguf", re.DOTALL | re.IGNORECASE)
-_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.DOTALL | re.IGNORECASE)
+_LATER_PART = r"(?si).*-(?!00001)\d{5}-of-\d{5}\.gguf"
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -32,7 +31,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(
             f"{path}: give the folder instead, with the config.json that belongs to this file"
         )
-    if _GGUF.fullmatch(path.name) or map_file(path)[:4].tobytes() == MAGIC:
+    if _is_gguf(path.name) or map_file(path)[:4].tobytes() == MAGIC:
         return open_gguf(path)
     raise CheckpointError(
         f"{path}: not a model file; a .gguf file or a folder with config.json and .safetensors "
@@ -46,7 +45,7 @@ def _open_folder(folder: Path) -> Checkpoint:
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from error
     safetensors = [name for name in names if name.endswith(".safetensors")]
-    ggufs = [name for name in names if _GGUF.fullmatch(name) and not _LATER_PART.fullmatch(name)]
+    ggufs = [name for name in names if _is_gguf(name) and not re.fullmatch(_LATER_PART, name)]
     pickles = [name for name in names if Path(name).suffix.lower() in _PICKLES]
     if INDEX_FILE in names or (safetensors and ("config.json" in names or not ggufs)):
         return open_folder(folder)
@@ -63,6 +62,10 @@ def _open_folder(folder: Path) -> Checkpoint:
         f"{folder}: no model in this folder; a .gguf file, or config.json with .safetensors files, "
         "is needed"
     )
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
 
 
 def _refusal(path: Path, names: str) -> str:

@@ -55,6 +55,8 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11:
 _STRUCTS = {type: struct.Struct("<" + char) for type, char in _NUMBERS.items()}
 _DTYPES = {type: np.dtype("<" + char) for type, char in _NUMBERS.items()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+# Dimensions, type and offset of a tensor of one dimension, two, ...
+_INFOS = [struct.Struct(f"<{n}QIQ") for n in range(1, MAX_DIMENSIONS + 1)]
 
 # Types of the format that this reader knows by name only, to say what it met.
 _UNSUPPORTED_TYPES = {
@@ -86,10 +88,7 @@ _UNSUPPORTED_TYPES = {
     41: "Q1_0",
 }
 
-_PART_NAME = re.compile(
-    r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)",
-    re.DOTALL | re.IGNORECASE,
-)
+_PART_NAME = r"(?si)(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)"
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -154,7 +153,7 @@ def _split_number(file: _File, key: str, default: int) -> int:
 
 def _part_paths(file: _File, count: int) -> list[Path]:
     number = _split_number(file, "split.no", default=0)
-    name = _PART_NAME.fullmatch(file.path.name)
+    name = re.fullmatch(_PART_NAME, file.path.name)
     if name is None or (int(name["number"]), int(name["count"])) != (number + 1, count):
         raise CheckpointError(
             f"{file.path}: this is part {number + 1} of {count} of a split model and must be named "
@@ -361,9 +360,10 @@ class _Reader:
         n_dimensions = self.u32(what)
         if not 1 <= n_dimensions <= MAX_DIMENSIONS:
             raise self.damaged(what, f"{n_dimensions} dimensions (1 to {MAX_DIMENSIONS} are valid)")
-        shape = tuple(self.u64(what) for _ in range(n_dimensions))[::-1]
-        type = self.tensor_type(self.u32(what), name)
-        offset = self.u64(what)
+        info = _INFOS[n_dimensions - 1]
+        *dimensions, number, offset = info.unpack_from(self.bytes, self.take(info.size, what))
+        shape = tuple(reversed(dimensions))
+        type = self.tensor_type(number, name)
         if 0 in shape:
             raise self.damaged(what, f"shape {shape} has an empty axis")
         if shape[-1] % type.block_weights:

@@ -19,14 +19,13 @@ def content_identity(checkpoint: Checkpoint, *, now_ns: int | None = None) -> st
     """A name for the content of a checkpoint's files, None if they changed just now or are gone.
 
     Made of each file's size and times of modification and of change of status, of every tensor's
-    name, type and shape, and of the first and last bytes of its data. The time of change
-    of status (ctime) cannot be set by programs: whatever is written into a file, even if its size
-    and modification time are put back, and whatever replaces it, makes another identity. So does
-    a copy of the same content; an identity never answers for two contents, but a content may have
-    several.
+    name, type and shape, and of the first bytes of its data. The time of change of status (ctime)
+    cannot be set by programs: whatever is written into a file, even if its size and modification
+    time are put back, and whatever replaces it, makes another identity. So does a copy of the same
+    content; an identity never answers for two contents, but a content may have several.
 
-    Where files lie does not count, so that a model may be moved or mounted elsewhere. Reads two
-    kilobytes per tensor.
+    Where files lie does not count, so that a model may be moved or mounted elsewhere. Reads a
+    kilobyte per tensor.
     """
     now = time.time_ns() if now_ns is None else now_ns
     digest = hashlib.sha256()
@@ -41,6 +40,5 @@ def content_identity(checkpoint: Checkpoint, *, now_ns: int | None = None) -> st
     for name, tensor in checkpoint.tensors.items():
         digest.update(f"{name!r} {int(tensor.type)} {tensor.shape}\n".encode())
         digest.update(tensor.data[:_SAMPLE_BYTES].tobytes())
-        digest.update(tensor.data[-_SAMPLE_BYTES:].tobytes())
     release_files(tensor.data for tensor in checkpoint.tensors.values())
     return digest.hexdigest()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from support.model_texts import RECORDED, TOOLS, Recorded, calls_of, parse, stream, tool
+from support.model_texts import RECORDED, Recorded, calls_of, parse, stream, tool
 from tidemill.server.tools import (
     CallArguments,
     CallBegin,
@@ -80,9 +80,9 @@ def test_without_tools_all_is_content(format: str) -> None:
             assert parse(None, recorded.text).content == recorded.text
 
 
-def test_any_name_is_a_tool_if_tools_are_not_given() -> None:
+def test_a_call_of_what_is_no_tool_is_content() -> None:
     text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
-    assert calls_of(parse("hermes", text, None)) == [("rm", {})]
+    assert calls_of(parse("hermes", text, [tool("rm")])) == [("rm", {})]
     assert parse("hermes", text).content == text
 
 
@@ -98,7 +98,7 @@ def test_ids_are_made_as_the_api_and_mistral_want_them() -> None:
     made = {
         format: [
             piece.id
-            for piece in parser_for(format, None).push(text)
+            for piece in parser_for(format, [tool("f")]).push(text)
             if isinstance(piece, CallBegin)
         ]
         for format, text in (
@@ -150,26 +150,6 @@ def test_a_call_that_is_too_long_is_content() -> None:
     text = '<tool_call>{"name": "get_time", "arguments": {"zone": "' + "x" * 500 + '"}}</tool_call>'
     assert calls_of(parse("hermes", text, max_call_chars=1000))
     assert parse("hermes", text, max_call_chars=300).content == text
-
-
-def test_arguments_can_be_given_out_as_they_come() -> None:
-    text = '<tool_call>{"name": "get_time", "arguments": {"zone": "UTC"}}</tool_call> ok'
-    parser = parser_for("hermes", TOOLS, stream_arguments=True, new_id=lambda: "id")
-    shown = [piece for char in text for piece in parser.push(char)] + parser.finish()
-    pieces = [piece for piece in shown if isinstance(piece, CallArguments)]
-    assert len(pieces) == len('{"zone": "UTC"}')
-    assert calls_of(assemble(shown)) == [("get_time", {"zone": "UTC"})]
-    assert assemble(shown).content == " ok"
-
-
-@each
-def test_arguments_that_come_early_are_the_same(recorded: Recorded) -> None:
-    if not any(mark in recorded.content for mark in ("<tool_call>", "[get_time")):
-        early = assemble(
-            stream(recorded.format, recorded.text, stream_arguments=True, **recorded.options)
-        )
-        assert calls_of(early) == recorded.calls
-        assert (early.content, early.reasoning) == (recorded.content, recorded.reasoning)
 
 
 def test_pieces_are_given_out_in_the_order_of_the_text() -> None:

@@ -52,12 +52,11 @@ options = st.fixed_dictionaries(
     {
         "reasoning": st.sampled_from([None, "think", "magistral"]),
         "in_reasoning": st.booleans(),
-        "stream_arguments": st.booleans(),
     }
 )
 
 
-def check_calls(pieces: list[Piece], *, whole: bool = True) -> None:
+def check_calls(pieces: list[Piece]) -> None:
     arguments: list[str] = []
     ids: set[str] = set()
     for piece in pieces:
@@ -73,10 +72,9 @@ def check_calls(pieces: list[Piece], *, whole: bool = True) -> None:
                 arguments[index] += text
             case Content(text):
                 assert text
-    if whole:
-        for text in arguments:
-            assert isinstance(json.loads(text, parse_constant=pytest.fail), dict)
-            text.encode()
+    for text in arguments:
+        assert isinstance(json.loads(text, parse_constant=pytest.fail), dict)
+        text.encode()
 
 
 @settings(derandomize=True, max_examples=250, deadline=None)
@@ -87,8 +85,8 @@ def test_every_chunking_gives_the_same(
     whole = stream(format, [text], **options)
     pieces = stream(format, cut(text, places), **options)
     assert assemble(pieces) == assemble(whole)
-    check_calls(whole, whole=not options["stream_arguments"])
-    check_calls(pieces, whole=not options["stream_arguments"])
+    check_calls(whole)
+    check_calls(pieces)
     assert assemble(stream(format, text, **options)) == assemble(whole)
 
 

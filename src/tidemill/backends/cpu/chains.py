@@ -10,6 +10,9 @@ from tidemill.program import ops
 from tidemill.program.analysis import writes
 from tidemill.program.ops import Op, ValueId
 
+View = ops.Slice | ops.Reshape | ops.SelectRows
+"""Operations that compute nothing: their results are places in what they read."""
+
 # An operation brings at most three operands and results, and two slots of its own.
 MAX_OPS: int = _native.MAX_CHAIN_SLOTS // 6
 
@@ -27,7 +30,7 @@ class Chains:
         self._first: set[ValueId] = set()
         chain, size, rows = -1, 0, None
         for op in body:
-            if isinstance(op, ops.Slice | ops.Reshape | ops.SelectRows):
+            if isinstance(op, View):
                 continue
             if not is_row_wise(op):
                 rows = None

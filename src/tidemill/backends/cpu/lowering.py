@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tidemill import _native
-from tidemill.backends.cpu.chains import Chains
+from tidemill.backends.cpu.chains import Chains, View
 from tidemill.backends.cpu.instructions import (
     Attention,
     Blocks,
@@ -45,6 +45,12 @@ from tidemill.program.ops import Op, Program, RopeSpec, ValueId
 from tidemill.weights.base import TensorType
 
 GROUP: int = _native.ACTIVATION_GROUP
+
+_ROW_WISE = (
+    ops.RmsNorm, ops.AddRmsNorm, ops.Add, ops.Mul, ops.Scale, ops.Activation, ops.Rope, ops.Route,
+    ops.Combine,
+)  # fmt: skip
+_ROW_WISE_ALONE = (ops.Gated, ops.Softcap)  # unless the product before takes them over
 
 
 class WeightInfo(Protocol):
@@ -101,7 +107,7 @@ class _Lowering:
     def run(self) -> Lowered:
         body: list[Op] = [op for op in self.program.ops if not self._is_absorbed(op)]
         for op in body:
-            if isinstance(op, ops.Slice | ops.Reshape | ops.SelectRows):
+            if isinstance(op, View):
                 self._alias(op)
             elif self._is_row_wise(op):
                 self._enter_chain(op)
@@ -156,15 +162,9 @@ class _Lowering:
         return frozenset(late)
 
     def _is_row_wise(self, op: Op) -> bool:
-        return isinstance(
-            op,
-            ops.RmsNorm | ops.AddRmsNorm | ops.Add | ops.Mul | ops.Scale | ops.Activation
-            | ops.Rope | ops.Route | ops.Combine,
-        ) or (
-            isinstance(op, ops.Gated | ops.Softcap)
-            and op.out not in self.gates
-            and op.out not in self.caps
-        )  # fmt: skip
+        return isinstance(op, _ROW_WISE) or (
+            isinstance(op, _ROW_WISE_ALONE) and op.out not in self.gates and op.out not in self.caps
+        )
 
     def _is_absorbed(self, op: Op) -> bool:
         return writes(op)[0] in self.absorbed
@@ -209,7 +209,7 @@ class _Lowering:
     def _source(self, value: ValueId) -> Op:
         """The operation that computes what a value views."""
         op = self.maker[value]
-        while isinstance(op, ops.Slice | ops.Reshape | ops.SelectRows):
+        while isinstance(op, View):
             op = self.maker[op.x]
         return op
 
@@ -270,7 +270,7 @@ class _Lowering:
         self.places[value] = place
         return place
 
-    def _alias(self, op: ops.Slice | ops.Reshape | ops.SelectRows) -> None:
+    def _alias(self, op: View) -> None:
         start = op.start if isinstance(op, ops.Slice) else 0
         if op.x in self.slots:
             slot, column = self.slots[op.x]

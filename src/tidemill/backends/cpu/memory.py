@@ -8,13 +8,12 @@ threads run through it at different speeds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from tidemill.backends.cpu.instructions import (
     Access,
     Blocks,
     Buffer,
-    Instruction,
     Lowered,
     Memory,
     RowChain,
@@ -66,28 +65,34 @@ class MemoryMap:
 
 
 def map_memory(lowered: Lowered, sizes: Sizes) -> MemoryMap:
-    lifetimes = _lifetimes(lowered)
+    in_large, in_small = (
+        [tuple(instruction.accesses(small)) for instruction in lowered.instructions]
+        for small in (False, True)
+    )
+    lifetimes = _lifetimes(lowered, [a + b for a, b in zip(in_large, in_small, strict=True)])
     shared = {memory: sizes.shared_bytes(memory) for memory in lifetimes}
     replica = {m: sizes.replica_bytes(m) for m in lifetimes if sizes.replica_bytes(m)}
     shared_at, shared_total = _place(shared, lifetimes)
     replica_at, replica_total = _place(replica, lifetimes)
     ranges = {m: (at, at + shared[m]) for m, at in shared_at.items()}
-    large, small = (_barriers(lowered.instructions, ranges, mode) for mode in (False, True))
-    return MemoryMap(
-        shared_at, shared_total, replica_at, replica_total, tuple(zip(large, small, strict=True))
-    )
+    barriers = tuple(zip(_barriers(in_large, ranges), _barriers(in_small, ranges), strict=True))
+    return MemoryMap(shared_at, shared_total, replica_at, replica_total, barriers)
 
 
-def _lifetimes(lowered: Lowered) -> dict[Memory, tuple[int, int]]:
+def _lifetimes(
+    lowered: Lowered, accesses: Iterable[Iterable[Access]]
+) -> dict[Memory, tuple[int, int]]:
+    """The first and the last instruction that needs each memory; ``accesses`` by instruction."""
     result: dict[Memory, tuple[int, int]] = {}
-    for index, instruction in enumerate(lowered.instructions):
+    for index, (instruction, touched) in enumerate(
+        zip(lowered.instructions, accesses, strict=True)
+    ):
         # What a replicated chain reads is not reused by the product behind it, so that a small
         # step needs no barrier between the two.
         last = index + 1 if isinstance(instruction, RowChain) and instruction.blocks else index
-        for small in (False, True):
-            for access in instruction.accesses(small):
-                first, before = result.get(access.memory, (index, index))
-                result[access.memory] = (first, max(before, last))
+        for access in touched:
+            first, before = result.get(access.memory, (index, index))
+            result[access.memory] = (first, max(before, last))
     end = len(lowered.instructions)
     for place in (lowered.logits, lowered.hidden):
         first, _ = result[place.buffer]
@@ -119,17 +124,16 @@ def _place(
 
 
 def _barriers(
-    instructions: Sequence[Instruction], ranges: dict[Memory, tuple[int, int]], small: bool
+    accesses: Iterable[tuple[Access, ...]], ranges: dict[Memory, tuple[int, int]]
 ) -> list[bool]:
     """Whether the threads must meet before each instruction: if it touches what another thread
     may have touched since the last meeting, and one of the two writes."""
-    since: list[Access] = []
+    since: tuple[Access, ...] = ()
     result = []
-    for instruction in instructions:
-        accesses = list(instruction.accesses(small))
-        needed = any(_conflict(old, new, ranges) for old in since for new in accesses)
+    for touched in accesses:
+        needed = any(_conflict(old, new, ranges) for old in since for new in touched)
         result.append(needed)
-        since = accesses if needed else since + accesses
+        since = touched if needed else since + touched
     return result
 
 

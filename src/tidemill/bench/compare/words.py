@@ -87,7 +87,7 @@ def _value(value: float, unit: Unit) -> str:
     if unit == "share":
         return f"{value:.1%}"
     if unit == "bytes":
-        return size(value)
+        return size(round(value))
     suffix = {"per second": "/s", "joules": " J", "tokens": "", "money": ""}[unit]
     return f"{value:.3g}{suffix}" if value < 100 else f"{value:.0f}{suffix}"
 

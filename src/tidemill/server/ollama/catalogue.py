@@ -22,7 +22,6 @@ from tidemill.server.errors import ApiError, ModelUnavailable, unsupported
 from tidemill.server.http import Exchange
 from tidemill.server.keys import Tenant
 from tidemill.server.models import Entry
-from tidemill.server.ollama.options import Options
 from tidemill.server.prompting import Prompting
 from tidemill.server.service import Service
 
@@ -42,7 +41,7 @@ class ShowRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     verbose: bool | None = None
     system: Any = None
     template: Any = None
-    options: Options | None = None
+    options: Any = None
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -94,7 +93,7 @@ async def running(service: Service, exchange: Exchange) -> None:
 
 async def show(service: Service, exchange: Exchange) -> None:
     request = await exchange.read(ShowRequest)
-    for name in ("verbose", "system", "template"):
+    for name in ("verbose", "system", "template", "options"):
         if getattr(request, name):
             raise unsupported(name)
     asked = request.model or request.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
-from tidemill.server.answers import TokenCounts, token_scores
+from tidemill.server.answers import TokenCounts, finite, token_scores
 from tidemill.server.errors import ApiError
 from tidemill.text.base import Tokenizer
 
@@ -45,3 +45,21 @@ def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:
 def chat_logprobs(tokenizer: Tokenizer, out: CompletionOutput, n_top: int) -> dict[str, Any]:
     """The chat API's form: a list of tokens with their ``n_top`` alternatives."""
     return {"content": token_scores(tokenizer, out, n_top), "refusal": None}
+
+
+def prompt_logprobs(output: RequestOutput) -> dict[str, Any]:
+    """The field of that name as vLLM has it, where it was asked for: of each token of the prompt
+    itself and its alternatives by their ids; null for the first, which nothing predicts."""
+    if output.prompt_logprobs is None:
+        return {}
+    entries: list[dict[str, Any] | None] = [
+        None if entry is None else {
+            str(token_id): {
+                "logprob": finite(score.logprob), "rank": score.rank,
+                "decoded_token": score.decoded_token,
+            }
+            for token_id, score in entry.items()
+        }
+        for entry in output.prompt_logprobs
+    ]  # fmt: skip
+    return {"prompt_logprobs": entries}

@@ -15,7 +15,13 @@ from tidemill.server.errors import ApiError, renaming
 from tidemill.server.generation import Generation
 from tidemill.server.http import DONE, Exchange, TextEvents, sse
 from tidemill.server.models import LoadedModel
-from tidemill.server.openai.answers import chat_logprobs, error_body, finish_reason, usage
+from tidemill.server.openai.answers import (
+    chat_logprobs,
+    error_body,
+    finish_reason,
+    prompt_logprobs,
+    usage,
+)
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
 from tidemill.server.tools import CallArguments, CallBegin, Content, Piece, Reasoning, assemble
@@ -159,6 +165,7 @@ class _Answer:
                 for out in output.outputs
             ],
             "usage": usage(output),
+            **prompt_logprobs(output),
         }
 
     async def chunks(self, generation: Generation, wants_usage: bool) -> AsyncIterator[bytes]:

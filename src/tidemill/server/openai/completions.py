@@ -17,7 +17,7 @@ from tidemill.server.errors import renaming
 from tidemill.server.generation import Generation
 from tidemill.server.http import DONE, Exchange, sse
 from tidemill.server.models import LoadedModel
-from tidemill.server.openai.answers import error_body, finish_reason, usage_of
+from tidemill.server.openai.answers import error_body, finish_reason, prompt_logprobs, usage_of
 from tidemill.server.openai.inputs import Input, separated
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
@@ -114,11 +114,13 @@ class _Answer:
         self._offsets: dict[int, int] = {}  # characters of each choice so far
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        choices = [
-            self._choice(i * self._params.n + out.index, out)
-            for i, output in enumerate(outputs)
-            for out in output.outputs
-        ]
+        choices = []
+        for i, output in enumerate(outputs):
+            scores = prompt_logprobs(output)
+            choices += [
+                {**self._choice(i * self._params.n + out.index, out), **scores}
+                for out in output.outputs
+            ]
         return {**self._head, "choices": choices, "usage": self._usage(outputs)}
 
     async def chunks(

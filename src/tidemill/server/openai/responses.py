@@ -54,8 +54,8 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body. ``store`` is accepted and nothing is stored: a response cannot be asked for again,
-    nor be gone on with by its id; send the items instead. ``user`` and others say something about
-    the caller and change nothing."""
+    nor be gone on with by its id; send the items instead. ``user`` and others change nothing: see
+    ``SamplingFields``."""
 
     model: str
     input: str | list[dict[str, Any]]

@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
-from tidemill.server.errors import ApiError, check_only
+from tidemill.server.errors import check_only
 from tidemill.server.openai.structured import FormatFields
 
 # What other servers' clients may send, and which values mean what happens here anyway. Anything
@@ -34,6 +35,10 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "documents": (None,),
     "mm_processor_kwargs": (None,),
 }
+_ONLY_OF_STREAMS: Mapping[str, tuple[Any, ...]] = {
+    "continuous_usage_stats": (False,),
+    "include_obfuscation": (False,),
+}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,8 +48,9 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
-    """The fields that both kinds of request have. ``user``, ``safety_identifier``,
-    ``prompt_cache_key`` and ``metadata`` say something about the caller and change nothing."""
+    """The fields that both kinds of request have. ``user``, ``safety_identifier`` and ``metadata``
+    say something about the caller, ``prompt_cache_key`` and ``prompt_cache_retention`` ask for what
+    is done anyway: they change nothing."""
 
     model: str
     stream: bool | None = None
@@ -77,7 +83,6 @@ class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
-    request_id: str | None = None
 
     # Understood, but only at the values of _ONLY.
     audio: Any = None
@@ -101,13 +106,16 @@ class SamplingFields(FormatFields, forbid_unknown_fields=True, kw_only=True):
     mm_processor_kwargs: Any = None
 
     def check(self) -> None:
-        """Raises ApiError 400 for a field that is known but not served at this value."""
+        """Raises ApiError or RequestError for what is known but not served at this value."""
         check_only(self, _ONLY)
-        if self.stream_options is not None and not self.stream:
-            raise ApiError(
-                400, "stream_options is only for streams", param="stream_options",
-                code="invalid_value",
-            )  # fmt: skip
+        if self.stream_options is not None:
+            check_only(self.stream_options, _ONLY_OF_STREAMS, "stream_options.")
+            if not self.stream:
+                raise RequestError("stream_options is only for streams", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                "prompt_logprobs come with whole answers, not with streams", param="prompt_logprobs"
+            )
 
     @property
     def wants_usage(self) -> bool:

@@ -46,7 +46,7 @@ def _read_call(calls: Calls) -> Steps[None]:
             char = yield from skip_space()
         if name not in calls.tools:
             raise NotACall(char)
-        call = yield from read_arguments(calls, name, char)
+        call = yield from read_arguments(name, char)
         char = yield from skip_space()
     else:
         if name != "function":
@@ -55,7 +55,7 @@ def _read_call(calls: Calls) -> Steps[None]:
         char = yield from skip_space()
         yield from expect("```json", char)
         char = yield from skip_space()
-        call = yield from read_arguments(calls, name, char)
+        call = yield from read_arguments(name, char)
         char = yield from skip_space()
         char = (yield from skip_space()) if (yield from closing("```", char)) else ""
     yield from closing("<｜tool▁call▁end｜>", char)

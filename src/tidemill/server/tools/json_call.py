@@ -16,18 +16,14 @@ _KEYS = ("name", *_ARGUMENTS, "type", "id")
 
 @dataclass(frozen=True, slots=True)
 class JsonCall:
-    """A call that has been read but not reported. ``streamed``: it has been, as it came."""
+    """A call that has been read but not reported."""
 
     name: str
     arguments: str
     id: str | None
-    streamed: bool = False
 
     def report(self, calls: Calls) -> None:
-        if self.streamed:
-            calls.on_commit()
-        else:
-            calls.add(self.name, self.arguments, self.id)
+        calls.add(self.name, self.arguments, self.id)
 
 
 def read_call(calls: Calls) -> Steps[JsonCall]:
@@ -40,7 +36,6 @@ def read_call(calls: Calls) -> Steps[JsonCall]:
     name: str | None = None
     id: str | None = None
     arguments = ""
-    streamed = False
     left = list(_KEYS)
     char = yield from skip_space()
     while True:
@@ -57,12 +52,7 @@ def read_call(calls: Calls) -> Steps[JsonCall]:
                 raise NotACall(char)
             name = (yield from calls.name('"'))[:-1]
         elif key in _ARGUMENTS:
-            if char == "{" and name is not None and calls.stream_arguments:
-                streamed = True
-                calls.begin(name, id)
-                yield from stream_object(calls)
-            else:
-                arguments = yield from _arguments(char)
+            arguments = yield from _arguments(char)
         elif char == '"':
             text = yield from read_value(ValueReader(), char)
             id = json.loads(text) if key == "id" else id
@@ -76,31 +66,15 @@ def read_call(calls: Calls) -> Steps[JsonCall]:
         char = yield from skip_space()
     if name is None:
         raise NotACall(char)
-    return JsonCall(name, arguments or "{}", id, streamed)
+    return JsonCall(name, arguments or "{}", id)
 
 
-def read_arguments(calls: Calls, name: str, char: str, id: str | None = None) -> Steps[JsonCall]:
+def read_arguments(name: str, char: str, id: str | None = None) -> Steps[JsonCall]:
     """Read the object of arguments that begins with ``char``, of a call named before it."""
     if char != "{":
         raise NotACall(char)
-    if calls.stream_arguments:
-        calls.begin(name, id)
-        yield from stream_object(calls)
-        return JsonCall(name, "", id, streamed=True)
     arguments = yield from read_value(ValueReader(), char)
     return JsonCall(name, arguments, id)
-
-
-def stream_object(calls: Calls) -> Steps[None]:
-    """Report an object, the brace of which has been read, a character at a time."""
-    reader = ValueReader()
-    char = "{"
-    done = False
-    while not done:
-        done = reader.feed(char)
-        calls.extend(char)
-        if not done:
-            char = yield
 
 
 def _arguments(char: str) -> Steps[str]:

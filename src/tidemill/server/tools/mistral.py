@@ -69,5 +69,5 @@ def _read_named(calls: Calls, first: str) -> Steps[None]:
         char = yield from skip_space()
     elif char != "{":
         char = yield from skip_space()
-    call = yield from read_arguments(calls, name, char, id)
+    call = yield from read_arguments(name, char, id)
     call.report(calls)

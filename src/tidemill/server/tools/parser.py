@@ -83,26 +83,21 @@ class Parser:
 
 def parser_for(
     format: str | None,
-    tools: Sequence[Mapping[str, Any]] | None = (),
+    tools: Sequence[Mapping[str, Any]] = (),
     *,
     reasoning: str | None = None,
     in_reasoning: bool = False,
-    stream_arguments: bool = False,
     new_id: Callable[[], str] | None = None,
     max_call_chars: int = MAX_CALL_CHARS,
 ) -> Parser:
     """A parser for one answer.
 
     ``format`` is one of ``FORMATS``; None reads no calls. ``tools`` are those of the request, as
-    in OpenAI's API: a call of another name is content, so without any there are no calls; None
-    takes every name. ``reasoning`` is one of ``REASONING`` or None ("harmony" has its own), and
-    ``in_reasoning`` says that the prompt has opened it (``detect.opens_reasoning``).
+    in OpenAI's API: a call of another name is content, so without any there are no calls.
+    ``reasoning`` is one of ``REASONING`` or None ("harmony" has its own), and ``in_reasoning`` says
+    that the prompt has opened it (``detect.opens_reasoning``).
 
-    A call is given out when it is complete. With ``stream_arguments`` it is as soon as its
-    arguments begin, where the format names it before them and has them as JSON. That cannot be
-    taken back: a call that then breaks off stays one, with arguments that are no JSON. So it is for
-    where decoding is constrained to the format.
-
+    A call is given out when it is complete: one that has been begun could not be taken back.
     ``new_id`` makes the calls' ids, where the text has none. Raises ValueError for an unknown name
     or for tools that are none.
     """
@@ -114,11 +109,11 @@ def parser_for(
         )
     known = Tools(tools)
     make_id = new_id or (_mistral_id if format == "mistral" else call_id)
-    calls = Calls(known, make_id, stream_arguments=stream_arguments)
+    calls = Calls(known, make_id)
     if format == "harmony":
         return Parser(HarmonyScanner(calls, max_held=max_call_chars), None, calls)
     scanner = None
-    if format is not None and (known.any or len(known)):
+    if format is not None and len(known):
         scanner = CallScanner(GRAMMARS[format], calls, max_held=max_call_chars)
     splitter = None
     if reasoning is not None:

@@ -16,19 +16,16 @@ from tidemill.server.tools.steps import SPACES, NotACall, Steps
 _MAX_SPACE = 64
 # Longer chunks are taken in blocks: what is looked at anew is put before the rest of its block.
 _BLOCK = 1024
-_MAX_NAME = 128
-_NAME_CHAR = re.compile(r"[\w.:/-]")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Tools:
-    """The tools of a request, as OpenAI's API describes them. ``None``: any name is a tool."""
+    """The tools of a request, as OpenAI's API describes them."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Raises ValueError for a tool without a name."""
-        self.any = tools is None
         self._parameters: dict[str, Mapping[str, Any]] = {}
-        for i, tool in enumerate(tools or ()):
+        for i, tool in enumerate(tools):
             function = tool.get("function", tool)
             name = function.get("name") if isinstance(function, Mapping) else None
             if not isinstance(name, str) or not name:
@@ -38,15 +35,13 @@ class Tools:
         self._sorted = sorted(self._parameters)
 
     def __contains__(self, name: str) -> bool:
-        return bool(name) if self.any else name in self._parameters
+        return name in self._parameters
 
     def __len__(self) -> int:
         return len(self._parameters)
 
     def may_begin(self, text: str) -> bool:
-        """Whether ``text``, the last character of which is new, begins the name of a tool."""
-        if self.any:
-            return len(text) <= _MAX_NAME and _NAME_CHAR.fullmatch(text[-1]) is not None
+        """Whether ``text`` begins the name of a tool."""
         place = bisect_left(self._sorted, text)
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
@@ -59,11 +54,8 @@ class Tools:
 class Calls:
     """What a grammar reports to: the calls that it finds, and the tools that there are."""
 
-    def __init__(
-        self, tools: Tools, new_id: Callable[[], str], *, stream_arguments: bool = False
-    ) -> None:
+    def __init__(self, tools: Tools, new_id: Callable[[], str]) -> None:
         self.tools = tools
-        self.stream_arguments = stream_arguments
         self.count = 0
         self.pieces: list[Piece] = []
         self._new_id = new_id
@@ -72,21 +64,11 @@ class Calls:
 
     def add(self, name: str, arguments: str, id: str | None = None) -> None:
         """A call is complete. All that has been read is part of it."""
-        self.begin(name, id)
-        self.extend(arguments)
-
-    def begin(self, name: str, id: str | None = None) -> None:
-        """A call has begun, and is one whatever comes."""
         if id is None or id in self._ids or not _ID.fullmatch(id):
             id = self._new_id()
         self._ids.add(id)
-        self.pieces.append(CallBegin(self.count, id, name))
+        self.pieces += (CallBegin(self.count, id, name), CallArguments(self.count, arguments))
         self.count += 1
-        self.on_commit()
-
-    def extend(self, arguments: str) -> None:
-        """More of the arguments of the call that began last."""
-        self.pieces.append(CallArguments(self.count - 1, arguments))
         self.on_commit()
 
     def take(self) -> list[Piece]:

@@ -4,12 +4,14 @@ import { h, svg } from "./dom.js";
 
 const WIDTH = 1000;
 const HEIGHT = 100;
+const MINUTE_MS = 60_000;
 
 export class LineChart {
   /** `series`: names of classes for colours, in order. `format(value)`: for labels. `top`: the scale's
-   * end, if it is fixed; `least`: the smallest that it may be otherwise. `spanMs`: time that is shown. */
+   * end, if it is fixed; `least`: the smallest that it may be otherwise. `spanMs`: time that is shown at
+   * most; as many whole minutes as there is something to show of. */
   constructor({ label, series, format, top = null, least = 1, spanMs }) {
-    Object.assign(this, { label, series, format, top, least, spanMs });
+    Object.assign(this, { label, series, format, top, least, mostMs: spanMs, spanMs: MINUTE_MS });
     this.area = svg("path", { class: `area ${series[0]}` });
     this.lines = series.map((name) => svg("path", { class: `line ${name}` }));
     this.cursor = svg("line", { class: "cursor", y1: 0, y2: HEIGHT, visibility: "hidden" });
@@ -21,12 +23,13 @@ export class LineChart {
     );
     this.most = h("span", { class: "most" });
     this.caption = h("span", { class: "caption" });
+    this.begin = h("span");
     this.element = h(
       "div",
       { class: "chart" },
       this.most,
       this.picture,
-      h("div", { class: "times", "aria-hidden": "true" }, h("span", { text: `${Math.round(spanMs / 60000)} min ago` }), this.caption, h("span", { text: "now" })),
+      h("div", { class: "times", "aria-hidden": "true" }, this.begin, this.caption, h("span", { text: "now" })),
     );
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => {
@@ -39,6 +42,9 @@ export class LineChart {
   update(points, now) {
     this.points = points;
     this.now = now;
+    const minutes = Math.ceil((now - (points[0]?.time ?? now)) / MINUTE_MS);
+    this.spanMs = Math.min(this.mostMs, Math.max(1, minutes) * MINUTE_MS);
+    this.begin.textContent = `${this.spanMs / MINUTE_MS} min ago`;
     const largest = Math.max(0, ...points.flatMap(({ values }) => values.filter((value) => value !== null)));
     this.scale = this.top ?? niceAbove(Math.max(largest, this.least));
     this.most.textContent = this.format(this.scale);

@@ -225,7 +225,7 @@ function factsOf(metrics, model) {
 // ---- cards
 
 function card(spec) {
-  const chart = new LineChart({ ...spec, label: `${spec.title}, last five minutes`, series: spec.names, spanMs: SPAN_MS });
+  const chart = new LineChart({ ...spec, label: `${spec.title} of late`, series: spec.names, spanMs: SPAN_MS });
   const values = spec.names.map(() => h("dd", { text: "–" }));
   const note = h("span", { class: "small", text: spec.unit });
   const element = h(

@@ -184,9 +184,10 @@ class _Search:
             return Entry(
                 option, "memory", f"takes sequences of {taken} tokens; some have {mix.context}"
             )
+        step_time, front = option.spec.step_time, option.spec.front
         spec = fitted(_slow(option.spec), mix, slo.tpot, option.limits)
         option = dataclasses.replace(
-            option, spec=dataclasses.replace(spec, step_time=option.spec.step_time)
+            option, spec=dataclasses.replace(spec, step_time=step_time, front=front)
         )
         first, each = first_token(spec, mix), next_token(spec, mix)
         whole = first + (mix.output - 1) * each
