@@ -39,8 +39,8 @@ def test_rates_are_spread_to_more_than_can_be_done() -> None:
 
 
 def test_points_last_until_a_few_requests_have_come() -> None:
-    assert enough(Gamma(0.1), 30.0) == pytest.approx(100.0)
-    assert enough(Gamma(5.0), 30.0) == enough(Closed(3), 30.0) == 30
+    assert enough(Gamma(0.1), 30.0, 0) == pytest.approx(100.0)
+    assert enough(Gamma(5.0), 30.0, 0) == enough(Closed(3), 30.0, 0) == 30
 
 
 def point(rate: float, ttft: float, error: str | None = None) -> Result:

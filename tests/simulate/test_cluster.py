@@ -237,8 +237,8 @@ def test_limits_of_scaling_are_checked() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mtbf": 0.0}, "between failures must be positive"),
-        ({"mtbf": math.nan}, "between failures must be positive"),
+        ({"mtbf": 0.0}, "between failures must be 1 s at least"),
+        ({"mtbf": math.nan}, "between failures must be 1 s at least"),
         ({"mttr": -1.0}, "mttr must be seconds"),
         ({"start": math.inf}, "start must be seconds"),
         ({"retries": -1}, "retries"),

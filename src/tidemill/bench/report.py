@@ -134,7 +134,7 @@ def resource_lines(found: Resources) -> Iterator[str]:
         yield f"not known: {', '.join(names)}: {why}"
 
 
-def size(count: float) -> str:
+def size(count: int) -> str:
     """Bytes."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
 
