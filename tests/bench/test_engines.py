@@ -13,9 +13,10 @@ import pytest
 
 from support import fake_llama_server
 from support.canned import canned
-from support.serving import until
+from support.waiting import until
 from tidemill.bench.engines import ENGINES, Launch, TargetError, started
 from tidemill.bench.engines.base import Form, form_of
+from tidemill.bench.processes import born, lives
 from tidemill.bench.starts import measure_starts, medians
 from tidemill.bench.workload import Fixed, Shape, Workload
 from tidemill.store.packed import Header, PackedFile
@@ -39,8 +40,7 @@ def gguf(tmp_path: Path) -> Path:
 
 def gone(pid: int) -> bool:
     """Ended, or about to be reaped."""
-    stat = Path(f"/proc/{pid}/stat")
-    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+    return not lives(pid, born(pid))
 
 
 def test_llama_server_is_called_as_it_wants(tmp_path: Path, gguf: Path) -> None:

@@ -283,7 +283,7 @@ def test_an_endpoint_that_turns_bad_ends_the_run_with_its_figures() -> None:
     with canned(answer) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=Workload((Shape("chat", Fixed(1)),)),
-            load=Closed(4), seconds=1.0, requests=24, warmup=0.0, timeout=5.0,
+            load=Closed(4), seconds=1.0, requests=24, warmup=0.0, timeout=60.0,
         )  # fmt: skip
         summary = summarise(asyncio.run(run(plan)))
     assert summary.good

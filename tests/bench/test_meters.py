@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 
-from support.serving import until
+from support.waiting import until
 from tidemill.bench import meters
 from tidemill.bench.meters import Sampler
 

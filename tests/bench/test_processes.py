@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.serving import until
+from support.waiting import until
 from tidemill.bench.processes import (
     born,
     cpu_seconds,

@@ -15,6 +15,9 @@ from pathlib import Path
 behaviour, state = sys.argv[1], Path(sys.argv[2])
 with state.open("a") as log:
     log.write(f"start {os.getpid()}\n")
+    if behaviour == "hangs":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        log.write(f"child {child.pid}\n")
 
 
 def answer(request):
@@ -29,9 +32,6 @@ def answer(request):
     with state.open("a") as log:
         log.write(f"measure {request['work']['name']}\n")
     if behaviour == "hangs":
-        with state.open("a") as log:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            log.write(f"child {child.pid}\n")
         time.sleep(600)
     if behaviour == "dies":
         print("out of memory, says the engine", file=sys.stderr, flush=True)

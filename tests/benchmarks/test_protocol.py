@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from comparison.works import MODELS, WORKS, select
 from peers import PEERS, environments, module_of, protocol
 from peers.ggml_tools import batched_rows
 from peers.protocol import ApiPeer, Limits, Model, Work, peak_resident, prompts_of, time_to_output
+from support.waiting import until
+from tidemill.bench.processes import born, lives
 
 BENCHMARKS = Path(protocol.__file__).parents[1]
 MODEL = Model("tiny", "/tiny.gguf", "Q4_0", "llama", 1000, 64)
@@ -176,12 +177,7 @@ time.sleep(600)
         assert process.stdout is not None
         peer = int(process.stdout.readline())
         process.kill()
-    until = time.monotonic() + 20
-    while Path(f"/proc/{peer}").exists():
-        if Path(f"/proc/{peer}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            break  # whoever adopted it has not waited for it yet
-        assert time.monotonic() < until, "a stopped peer was left behind"
-        time.sleep(0.02)
+    until(lambda: not lives(peer, born(peer)))  # or nobody has waited for it yet
 
 
 def test_rates_are_read_from_the_table_of_llama_batched_bench():

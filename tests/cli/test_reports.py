@@ -79,7 +79,7 @@ def test_doctor_reports_this_machine(tidemill: Tidemill, cli_env: dict[str, str]
     assert report["cpu"]["kernels"] in report["cpu"]["kernels_possible"]
     assert report["cores"]["threads"] >= 1
     assert report["memory"]["available_bytes"] > 0
-    assert report["bandwidth"]["bytes_per_second"] > 1e8
+    assert report["bandwidth"]["bytes_per_second"] > 0
     assert report["bandwidth"]["source"].startswith("measured")
     assert report["store"]["home"] == cli_env["TIDEMILL_HOME"]
     assert report["store"]["free_bytes"] > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import until
 from tidemill.hardware.gpus import GpuMonitor, parse, read_gpus
 
 # Time, index, name, memory used, memory in all, utilisation and power, as it prints them with
@@ -74,10 +75,7 @@ def test_all_gpus_once_and_again(tmp_path: Path) -> None:
     smi = program(tmp_path, TWO)
     assert [reading.index for reading in read_gpus(smi)] == [0, 1]
     monitor = GpuMonitor(smi)
-    deadline = time.monotonic() + 30
-    while len(monitor.readings) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: len(monitor.readings) >= 4)
     monitor.close()
     assert {reading.index for reading in monitor.readings} == {0, 1}
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from llm.helpers import GREEDY, PROMPTS
+from support.tiny_chat_model import write_chat_model
 from tidemill import LLM, AsyncLLM, SamplingParams
 from tidemill.llm import QueueFullError, RequestOutput
 
@@ -42,12 +43,9 @@ def run(main: Awaitable[T]) -> T:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread is about to do."""
-    for _ in range(2000):
-        if condition():
-            return
+    """Wait for something that another thread is about to do; ``run`` bounds it."""
+    while not condition():
         await asyncio.sleep(0.005)
-    pytest.fail("it never happened")
 
 
 async def collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
@@ -292,7 +290,8 @@ def test_a_full_queue_is_refused(tiny_chat_model: Path) -> None:
         async with AsyncLLM(
             str(tiny_chat_model), max_sequences=1, max_waiting=2, threads=1
         ) as small:
-            tasks = [asyncio.create_task(collect(small.generate("x", GREEDY))) for _ in range(12)]
+            # So long that none ends before the last one comes.
+            tasks = [asyncio.create_task(collect(small.generate("x", ENDLESS))) for _ in range(12)]
             results = await asyncio.gather(*tasks, return_exceptions=True)
             refused = [r for r in results if isinstance(r, QueueFullError)]
             served = [r for r in results if isinstance(r, list)]
@@ -304,9 +303,11 @@ def test_a_full_queue_is_refused(tiny_chat_model: Path) -> None:
     run(main())
 
 
-def test_closing_ends_streams_and_refuses_new_ones(tiny_chat_model: Path) -> None:
+def test_closing_ends_streams_and_refuses_new_ones(tmp_path: Path) -> None:
+    endless = write_chat_model(tmp_path / "endless.gguf", context=8192)
+
     async def main() -> None:
-        model = AsyncLLM(str(tiny_chat_model), threads=1)
+        model = AsyncLLM(str(endless), threads=1)
         stream = model.generate("Hello", SamplingParams(n=2, max_tokens=None, ignore_eos=True))
         await anext(stream)
         await model.aclose()

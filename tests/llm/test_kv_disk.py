@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from support.tiny_chat_model import write_chat_model
+from support.waiting import until
 from tidemill import LLM, AsyncLLM, SamplingParams, store
 from tidemill.backends.base import KVDtype
 from tidemill.engine import kv_tier
@@ -41,6 +42,7 @@ def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """This model is computed faster than some disks are read, and machines may stand still."""
     monkeypatch.setattr(kv_disk.DiskTier, "seconds", lambda *_: -1.0)
     monkeypatch.setattr(kv_tier, "_LEAST_PATIENCE", 60.0)
+    monkeypatch.setattr(kv_disk, "_CLOSE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +238,7 @@ def test_it_stays_within_its_limit(model: Path, store_home: Path) -> None:
         block = llm.core.compiled.runner.block_bytes
         for seed in range(4):
             answer(llm, {"prompt_token_ids": [(seed * 17 + 3 * i) % 256 for i in range(300)]})
+        until(lambda: tier_of(llm).blocks > 0)
         stats = tier_of(llm)
         assert 0 < stats.blocks * block <= stats.bytes <= 200 << 10
     assert store.list_kv()[0].bytes <= (200 << 10) + 4096  # and a description
@@ -261,6 +264,7 @@ def test_a_slow_disk_drops_blocks_and_holds_nobody_up(
     assert tier_of(llm).dropped > 10
     stuck = False
     llm.close()
+    llm.core._tier._thread.join(60)
     monkeypatch.undo()
 
 
@@ -354,13 +358,6 @@ def put(tier: kv_disk.DiskTier, n: int) -> None:
     tier.put(name(n), lambda data: data.fill(n))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
 def test_blocks_that_come_while_the_next_to_write_is_looked_up() -> None:
     class Met(dict[bytes, np.ndarray]):
         """The engine's thread puts a block, if it can, in the middle of the first look."""
@@ -382,7 +379,7 @@ def test_blocks_that_come_while_the_next_to_write_is_looked_up() -> None:
     tier._writes = Met()
     engine = threading.Thread(target=put, args=(tier, 2))
     put(tier, 1)
-    wait_for(lambda: tier.stats.written == 2)
+    until(lambda: tier.stats.written == 2)
     engine.join()
     tier.close()
 
@@ -393,10 +390,10 @@ def test_what_is_written_meanwhile_does_not_take_the_place_of_what_is_fetched(
     monkeypatch.setattr(kv_disk, "_MOST_READY", BLOCK)
     tier = small_tier(4, 1, 2, 3, 4)
     fetch = tier.fetch([name(1), name(2)])
-    wait_for(lambda: tier.stats.read == 1)  # the other one waits until this one is taken
+    until(lambda: tier.stats.read == 1)  # the other one waits until this one is taken
     put(tier, 5)
     put(tier, 6)
-    wait_for(lambda: tier.stats.written == 2)
+    until(lambda: tier.stats.written == 2)
     taken: list[np.ndarray] = []
     while (data := fetch.take()) is not None:
         taken += data
@@ -419,11 +416,11 @@ def test_a_disk_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "pwrite", pwrite)
     tier = small_tier(8)
     put(tier, 1)
-    assert stuck.wait(20)
+    assert stuck.wait(60)
     tier.close()
     assert tier._thread.is_alive()
     works.set()
-    tier._thread.join(20)
+    tier._thread.join(60)
 
 
 def test_a_disk_that_fails_is_told_of_though_blocks_were_dropped_before(
@@ -439,7 +436,7 @@ def test_a_disk_that_fails_is_told_of_though_blocks_were_dropped_before(
         put(tier, 1)
     put(tier, 2)
     put(tier, 3)
-    wait_for(lambda: tier.stats.dropped == 3)
+    until(lambda: tier.stats.dropped == 3)
     tier.close()
     assert len(caplog.records) == 1
     assert "cannot be kept" in caplog.text
@@ -464,7 +461,7 @@ def test_what_nobody_has_thought_of_ends_it_and_nothing_else(
         names = list(tier._file._slots)
         assert tier.find(names) == len(names) > 0
         assert answer(llm) == (expected, 0)
-        tier._thread.join(20)
+        tier._thread.join(60)
         assert not tier._thread.is_alive()
         assert tier.find(names) == 0
         assert tier.fetch(names).take() is None

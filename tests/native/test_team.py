@@ -20,6 +20,6 @@ def test_team(tmp_path: Path) -> None:
          *map(str, sources), "-o", str(program)],
         check=True, timeout=200,
     )  # fmt: skip
-    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([str(program)], capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr
     assert "thread team: ok" in run.stdout

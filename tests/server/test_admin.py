@@ -80,6 +80,7 @@ def test_a_replacement_drops_no_stream(own: Server, tiny_chat_model: Path) -> No
     until(lambda: len(own.workers()) == 1)
     assert own.workers() != before
     call(own, "PUT", "/tiny", {"source": str(tiny_chat_model), "threads": 1})
+    until(lambda: len(own.workers()) == 1)
 
 
 def test_what_cannot_be_loaded_changes_nothing(own: Server, tmp_path: Path) -> None:

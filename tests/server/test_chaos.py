@@ -199,7 +199,7 @@ def test_no_more_files_can_be_opened(tiny_chat_model: Path) -> None:
 def _served(server: Server) -> bool:
     with suppress(OSError):
         body = {**BODY, "model": "tiny", "max_tokens": 4}
-        return server.request("POST", CHAT, body, seconds=10)[0] == 200
+        return server.request("POST", CHAT, body, seconds=30)[0] == 200
     return False
 
 

@@ -25,11 +25,11 @@ def filled(body: Any, value: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def as_before(server: Server) -> Any:
-    workers = server.workers()
+    workers, logged = server.workers(), len(server.lines)
     yield
     assert server.post(CHAT, BODY)[0] == 200
     assert server.workers() == workers
-    assert "Traceback" not in server.log
+    assert "Traceback" not in "\n".join(server.lines[logged:])
     until(server.idle)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Server, Stream, events_of, serving, until
+from support.serving import Server, Stream, events_of, paused, serving, until
 from tidemill.server.keys import digest_of
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -37,14 +37,15 @@ def failing(*arguments: str, **options: Any) -> tuple[int, str]:
 
 def test_sigterm_lets_streams_end_and_takes_nothing_new(tiny_chat_model: Path) -> None:
     with serving(str(tiny_chat_model), *OPTIONS) as server:
-        stream = Stream(server, LONG)
+        stream = Stream(server, {**LONG, "max_tokens": 900, "n": 8, "temperature": 1})
         assert stream.begun.wait(60)
-        server.signal()
-        until(lambda: server.get("/health/ready")[0] == 503)
-        assert server.get("/health/live")[0] == 200
-        status, headers, body = server.request("POST", "/v1/chat/completions", SHORT)
-        assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
-        assert int(headers["retry-after"]) > 0
+        with paused(server):
+            server.signal()
+            until(lambda: server.get("/health/ready")[0] == 503)
+            assert server.get("/health/live")[0] == 200
+            status, headers, body = server.request("POST", "/v1/chat/completions", SHORT)
+            assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
+            assert int(headers["retry-after"]) > 0
         stream.join(60)
         *chunks, done = events_of(stream.data)
         assert done == "[DONE]"
@@ -60,17 +61,17 @@ def test_a_second_signal_ends_it_at_once(tiny_chat_model: Path) -> None:
         server.signal(signal.SIGINT)
         until(lambda: server.get("/health/ready")[0] == 503)
         server.signal(signal.SIGINT)
-        server.wait(20)
+        server.wait()
         assert all(b"[DONE]" not in stream.data for stream in streams)
 
 
 def test_draining_has_a_limit(tiny_chat_model: Path) -> None:
     with serving(str(tiny_chat_model), *OPTIONS, "--drain", "0.5") as server:
-        body = {**LONG, "max_tokens": 900, "n": 8, "temperature": 1}
+        body = {**LONG, "max_tokens": 900, "n": 24, "temperature": 1}
         streams = [Stream(server, body) for _ in range(4)]
         assert all(stream.begun.wait(60) for stream in streams)
         server.signal()
-        server.wait(30)
+        server.wait()
         assert "cut off" in server.log
 
 
@@ -126,9 +127,9 @@ def test_a_request_has_a_time_limit(tiny_chat_model: Path) -> None:
         body = {**LONG, "n": 16, "max_tokens": 900, "temperature": 1}
         status, answer = server.post("/v1/chat/completions", {**body, "stream": False})
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        stream = Stream(server, body)
-        stream.join(60)
-        assert events_of(stream.data)[-1]["error"]["code"] == "deadline_exceeded"
+        # Of a stream it is an event, unless it was over before the stream had begun.
+        _, _, data = server.request("POST", "/v1/chat/completions", body)
+        assert b'"code":"deadline_exceeded"' in data
         until(server.idle)
 
 
@@ -138,7 +139,7 @@ def test_models_load_when_asked_for_and_leave_when_idle(
     config = tmp_path / "serve.toml"
     config.write_text(
         f"""
-        keep_alive_seconds = 1.0
+        keep_alive_seconds = 2.0
         max_loaded = 1
         [[models]]
         source = "{tiny_chat_model}"
@@ -166,14 +167,15 @@ def test_models_load_when_asked_for_and_leave_when_idle(
         for thread in asking:
             thread.join()
         assert answers == [200] * 5
-        assert server.log.count("one: loaded in process") == 1
         ask("second")
         assert answers[-1] == 200
-        assert len(server.workers()) == 1  # the first one made room
+        assert len(server.workers()) <= 1  # the first one made room, and this one may leave as well
         until(lambda: server.workers() == [])
         assert server.get("/health/ready")[0] == 200
         ask("one")
         assert answers[-1] == 200
+        server.stop()
+        assert server.log.count("one: loaded in process") == 2
 
 
 def test_keys_are_needed_and_read_again(tiny_chat_model: Path, tmp_path: Path) -> None:
@@ -259,7 +261,7 @@ def test_ctrl_c_while_loading(tiny_chat_model: Path) -> None:
     try:
         server.until_logged(": loading")
         server.signal(signal.SIGINT)
-        assert server.wait(30) in (0, 130)
+        assert server.wait() in (0, 130)
         assert "Traceback" not in server.log
     finally:
         server.stop()

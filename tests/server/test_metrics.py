@@ -86,32 +86,28 @@ def samples(server: Server, headers: dict[str, str] | None = None) -> Samples:
     return found
 
 
-def settled(server: Server, name: str, value: float) -> None:
-    """The workers' numbers come a moment later."""
-    until(lambda: server.metric(name) == value)
-
-
 @pytest.fixture(scope="module")
 def fresh(tiny_chat_model: Path) -> Iterator[Server]:
     with serving(str(tiny_chat_model), "--name", "tiny", "--threads", "1") as found:
         yield found
 
 
-def test_series_of_a_model_are_there_before_its_first_request(fresh: Server) -> None:
-    found = samples(fresh)
-    assert sum(found["vllm:time_to_first_token_seconds_count"].values()) == 0
-    assert [*found["vllm:kv_cache_usage_perc"].values()] == [0]
-    reasons = {dict(labels)["finished_reason"] for labels in found["vllm:request_success_total"]}
-    assert reasons == {"stop", "length", "abort", "error"}
-    assert not any("None" in str(labels) for series in found.values() for labels in series)
-
-
-def test_after_one_request_nothing_is_empty(fresh: Server) -> None:
-    assert fresh.post("/v1/completions", REQUEST)[0] == 200
-    settled(fresh, "vllm:generation_tokens_total", 5)
-    found = samples(fresh)
-    assert [name for name in NON_EMPTY if not any(found[name].values())] == []
-    assert [name for name in THERE if not found[name]] == []
+def test_series_of_a_model_are_there_before_its_first_request_and_not_empty_after_it(
+    tiny_chat_model: Path,
+) -> None:
+    with serving(str(tiny_chat_model), "--name", "tiny", "--threads", "1") as server:
+        found = samples(server)
+        assert sum(found["vllm:time_to_first_token_seconds_count"].values()) == 0
+        assert [*found["vllm:kv_cache_usage_perc"].values()] == [0]
+        ends = {dict(labels)["finished_reason"] for labels in found["vllm:request_success_total"]}
+        assert ends == {"stop", "length", "abort", "error"}
+        assert not any("None" in str(labels) for series in found.values() for labels in series)
+        assert server.post("/v1/completions", REQUEST)[0] == 200
+        # The worker's numbers come a moment later.
+        until(lambda: server.metric("vllm:generation_tokens_total") == 5)
+        found = samples(server)
+        assert [name for name in NON_EMPTY if not any(found[name].values())] == []
+        assert [name for name in THERE if not found[name]] == []
 
 
 def test_a_dashboard_made_for_vllm_finds_what_it_asks_for(fresh: Server) -> None:

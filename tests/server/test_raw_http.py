@@ -96,7 +96,7 @@ def streamed(body: bytes) -> str:
 
 
 def test_what_a_gateway_sends(server: Server, expected: str) -> None:
-    with httpx.Client(base_url=f"{server.url}/v1", headers=GATEWAY_HEADERS) as client:
+    with httpx.Client(base_url=f"{server.url}/v1", headers=GATEWAY_HEADERS, timeout=60) as client:
         whole = client.post(
             "/chat/completions", json={**BODY, "user": "u1", "metadata": {"a": "b"}}
         )
@@ -118,7 +118,9 @@ def test_what_a_gateway_sends(server: Server, expected: str) -> None:
 
 
 def test_one_connection_for_many_requests(server: Server, expected: str) -> None:
-    with httpx.Client(base_url=server.url, limits=httpx.Limits(max_connections=1)) as client:
+    with httpx.Client(
+        base_url=server.url, limits=httpx.Limits(max_connections=1), timeout=60
+    ) as client:
         for _ in range(3):
             assert text_of(client.post(CHAT, json=BODY).content) == expected
             assert client.get("/v1/models").status_code == 200

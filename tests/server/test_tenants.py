@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from support.serving import begin_request, serving, until, write_keys
+from support.serving import begin_request, paused, serving, until, write_keys
+from support.tiny_chat_model import write_chat_model
 
 BODY: dict[str, Any] = {
     "model": "tiny", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 300,
@@ -37,10 +38,13 @@ def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: P
         flood = [threading.Thread(target=ask, args=["flood"]) for _ in range(16)]
         for thread in flood:
             thread.start()
-        until(lambda: metric("vllm:num_requests_waiting{") >= 8)
-        modest = [threading.Thread(target=ask, args=["modest"]) for _ in range(3)]
-        for thread in modest:
-            thread.start()
+        until(lambda: metric("vllm:num_requests_running{") > 0)
+        with paused(server):  # until all wait but the one that runs, and those that have ended
+            until(lambda: len(order) + metric("vllm:num_requests_waiting{") >= 15)
+            modest = [threading.Thread(target=ask, args=["modest"]) for _ in range(3)]
+            for thread in modest:
+                thread.start()
+            until(lambda: len(order) + metric("vllm:num_requests_waiting{") >= 18)
         for thread in (*flood, *modest):
             thread.join()
         # One that ran already and one in turn for each of theirs, not the whole flood.
@@ -50,15 +54,16 @@ def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: P
         assert before < 16 - 4
 
 
-def test_another_is_served_while_the_flood_goes_on(tiny_chat_model: Path, tmp_path: Path) -> None:
+def test_another_is_served_while_the_flood_goes_on(tmp_path: Path) -> None:
     """It finds a place at once, where all places are wanted, and its prompt does not wait."""
     keys = tmp_path / "keys.toml"
     write_keys(keys, "flood", "modest")
+    model = write_chat_model(tmp_path / "long.gguf", context=8192)
     with serving(
-        str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
+        str(model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
         "--api-key-file", str(keys),
     ) as server:  # fmt: skip
-        body = {**BODY, "n": 1, "max_tokens": 900, "stream": True}
+        body = {**BODY, "n": 1, "max_tokens": 8000, "stream": True}  # which take many seconds
         flood = [
             begin_request(server, "/v1/chat/completions", body, key="flood") for _ in range(20)
         ]

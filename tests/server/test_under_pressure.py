@@ -190,4 +190,5 @@ def test_a_load_goes_on_when_who_asked_for_it_leaves(tiny_chat_model: Path, tmp_
         until(lambda: server.get("/health/ready")[1]["models"]["tiny"] != "unloaded")
         leaving.close()
         assert server.post(CHAT, chat("x", max_tokens=2))[0] == 200
+        server.stop()
         assert server.log.count("tiny: loaded in process") == 1

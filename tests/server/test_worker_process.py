@@ -29,5 +29,5 @@ def test_what_comes_while_the_reader_is_busy_is_not_lost() -> None:
                 mailbox.post([FinishEvent("r", 0, "length")], 3.0)
         return got
 
-    events = asyncio.run(asyncio.wait_for(main(), 10))
+    events = asyncio.run(asyncio.wait_for(main(), 60))
     assert events == [token("a"), token("b"), FinishEvent("r", 0, "length")]

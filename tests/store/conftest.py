@@ -226,11 +226,11 @@ class Server:
                 behaviour.drop_after = position + 65536
                 raise ConnectionAbortedError
             chunk = rest[offset : offset + 65536]
+            with self._lock:  # before anybody can have it
+                request.sent += len(chunk)
             if behaviour.chunked:
                 chunk = b"%x\r\n%b\r\n" % (len(chunk), chunk)
             handler.wfile.write(chunk)
-            with self._lock:
-                request.sent += len(rest[offset : offset + 65536])
 
 
 class Hub(Server):

@@ -5,24 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
+from support.waiting import until
 from tidemill import store
 
 REPO = "acme/tiny"
 FILE = "tiny-Q4_K_M.gguf"
 CDN = f"/cdn/acme--tiny/{FILE}"
 MiB = 1 << 20
-
-
-def wait_until(condition, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} within a minute"
-        time.sleep(0.01)
 
 
 def test_one_file_is_fetched_verified_and_described(hub_server, store_home, make_gguf):
@@ -86,10 +79,9 @@ def test_killed_download_leaves_no_model_and_the_next_one_continues(
     behaviour = hub_server.behave(CDN, stall_after=3 * MiB)
     process = start_pull(f"hf://{REPO}")
     partial = store_home / "downloads"
-    wait_until(behaviour.stalled.is_set, "stall")
+    assert behaviour.stalled.wait(60)
     # Three chunks are under way; at least one reaches the file whatever the client buffers.
-    wait_until(lambda: [p for p in partial.glob(f"*/partial/{FILE}") if p.stat().st_size >= MiB],
-               "partial file")  # fmt: skip
+    until(lambda: [p for p in partial.glob(f"*/partial/{FILE}") if p.stat().st_size >= MiB])
     process.send_signal(signal.SIGKILL)
     process.wait()
     behaviour.resume.set()
@@ -117,11 +109,9 @@ def test_partial_of_another_version_is_not_continued(hub_server, store_home, mak
     hub_server.repos[REPO] = {FILE: make_gguf(4 * MiB)}
     behaviour = hub_server.behave(CDN, stall_after=3 * MiB)
     process = start_pull(f"hf://{REPO}")
-    wait_until(behaviour.stalled.is_set, "stall")
+    assert behaviour.stalled.wait(60)
     partial = store_home / "downloads"
-    wait_until(
-        lambda: any(p.stat().st_size for p in partial.glob(f"*/partial/{FILE}")), "partial file"
-    )
+    until(lambda: any(p.stat().st_size for p in partial.glob(f"*/partial/{FILE}")))
     process.kill()
     process.wait()
     behaviour.resume.set()
@@ -156,7 +146,7 @@ def test_two_processes_at_once_download_once(hub_server, make_gguf, start_pull):
     hub_server.repos[REPO] = {FILE: content}
     behaviour = hub_server.behave(CDN, stall_after=MiB)
     first = start_pull(f"hf://{REPO}")
-    wait_until(behaviour.stalled.is_set, "stall")
+    assert behaviour.stalled.wait(60)
     second = start_pull(f"hf://{REPO}")
     # The second one says that it waits while the first one is in the middle.
     assert second.stdout.readline() == "wait\n"
@@ -174,7 +164,7 @@ def test_a_waiting_process_takes_over_when_the_first_is_killed(hub_server, make_
     hub_server.repos[REPO] = {FILE: content}
     behaviour = hub_server.behave(CDN, stall_after=MiB)
     first = start_pull(f"hf://{REPO}")
-    wait_until(behaviour.stalled.is_set, "stall")
+    assert behaviour.stalled.wait(60)
     second = start_pull(f"hf://{REPO}")
     assert second.stdout.readline() == "wait\n"
     behaviour.stall_after = None

@@ -64,9 +64,11 @@ def chromium() -> str:
 @contextmanager
 def browsing() -> Iterator[Browser]:
     path = chromium()
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=120_000
+        )
         try:
             yield browser
         finally:
@@ -80,7 +82,7 @@ def page_of(
     """The page, with the model chosen. Whatever it logs as an error (a breach of its policy, say)
     fails the test; that an answer has an error status is the test's own affair."""
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     context.add_init_script(HOLDING)
     problems: list[str] = []
     try:

@@ -12,11 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from support.waiting import until as until
 from tidemill.server.keys import digest_of
 
 _READY = re.compile(r"serving .* at http://([\d.]+):(\d+)/v1")
@@ -28,6 +29,8 @@ class Server:
 
     key: str | None = None
     """What to ask with."""
+
+    _reader: threading.Thread | None = None
 
     def __init__(
         self,
@@ -89,7 +92,11 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self, seconds: float = 60.0) -> int:
-        return self.process.wait(seconds)
+        """Until it has ended, and its log has been read to its end."""
+        code = self.process.wait(seconds)
+        if self._reader is not None:
+            self._reader.join(seconds)  # until its workers, which have the same log, end too
+        return code
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -98,7 +105,7 @@ class Server:
                 self.process.wait(30)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(30)
+        self.wait()
 
     # ---- asking
 
@@ -200,14 +207,6 @@ def openai_text(server: Server, messages: Any, **options: Any) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for something that the server is about to do."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-
-
 class Stream(threading.Thread):
     """Reads a streamed answer to its end; ``begun`` once there is something of it."""
 
@@ -231,7 +230,7 @@ class Stream(threading.Thread):
                 self.data += part
                 if b"data: " in self.data:
                     self.begun.set()
-                if b"[DONE]" in self.data:
+                if self.data.endswith(b"\r\n0\r\n\r\n"):  # also of one that ends with an error
                     return
 
 
@@ -243,6 +242,21 @@ def events_of(data: bytes) -> list[Any]:
             text = line.removeprefix("data: ")
             found.append(text if text == "[DONE]" else json.loads(text))
     return found
+
+
+@contextmanager
+def paused(server: Server) -> Iterator[None]:
+    """The models stand still meanwhile: what is under way goes no further, however slow or fast
+    the machine is."""
+    workers = server.workers()
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in workers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.weights import Checkpoint, CheckpointError, open_checkpoint
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 U8, U32, I32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 5, 6, 7, 8, 9, 10
 HUGE = [2**64 - 1, 2**63, 2**63 - 1, 2**62, 2**61 + 1, 2**40, 2**32, 2**31]

@@ -14,7 +14,7 @@ from safetensors import numpy as safetensors_numpy
 
 from tidemill.weights import Checkpoint, CheckpointError, TensorType, open_checkpoint
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "rope_scaling": None, "eps": 1e-5}
 RNG = np.random.default_rng(4)

@@ -84,9 +84,9 @@ class Profile:
         """What would be due at ``seconds`` is due at that, if all factors were 1."""
         found = 0.0
         for begin, end, factor in self._segments():
-            if begin >= seconds:
-                break
             found += factor * (min(end, seconds) - begin)
+            if end >= seconds:
+                break
         return found
 
     def _segments(self) -> Iterator[tuple[float, float, float]]:

@@ -80,6 +80,7 @@ class EngineProcess:
         self._until(self._listens, seconds, wanted)
         listening = self._age()
         self._until(self._is_healthy, seconds, wanted)
+        self._look(wanted)  # at what came since the last look
         self._engine.prepare(self, self._launch, seconds)
         return Phases(listening, self._mapped, self._age())
 
@@ -98,13 +99,16 @@ class EngineProcess:
             elif self._log.stat().st_size > _LONGEST_LOG:
                 why = f"printed more than {_LONGEST_LOG >> 20} MiB before it was ready"
             else:
-                if files and self._mapped is None and self._age() >= look:
-                    if maps_any(self.pids(), files):
-                        self._mapped = self._age()
+                if self._age() >= look:
+                    self._look(files)
                     look = self._age() + _LOOK_EVERY
                 time.sleep(0.002)
                 continue
             raise TargetError(f"{self._engine.name} {why}: {self.last_words()}")
+
+    def _look(self, files: set[str]) -> None:
+        if files and self._mapped is None and maps_any(self.pids(), files):
+            self._mapped = self._age()
 
     def _listens(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
