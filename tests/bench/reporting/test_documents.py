@@ -354,7 +354,6 @@ def evil() -> Iterator[Measurement]:
         command=[EVIL, "a b"], extra={EVIL: EVIL},
     )  # fmt: skip
     run.result.id = EVIL
-    run.result.when = EVIL
     run.result.machine = msgspec.structs.replace(MACHINE, cpu=EVIL, system="\ud800")
     yield run
     yield msgspec.structs.replace(run.result, series=EVIL), run.recording  # type: ignore[misc]
