@@ -43,8 +43,8 @@ def test_a_run_as_text() -> None:
     said = report.text(found)
     assert said.startswith("short-chat · http://host/v1 · m · asked from 4 cores of Some CPU\n")
     assert "TTFT" in said
-    assert "200 ms (200–200)" in said
-    assert "1.50 s (1.50–1.50)" in said
+    assert "200 ms  " in said
+    assert "1.50 s  " in said
     assert "SLO ttft=0.5,e2e=1: met by 0.0% of 3 requests" in said
     assert "2 good answers, errors: 1 http_429 (full)" in said
     assert "answers checked: 2: 1 right, 0 wrong, 1 malformed" in said

@@ -204,7 +204,7 @@ def test_records_that_are_not_ours_are_refused(store: Store) -> None:
 
 def test_a_good_answer_without_times_is_none_of_ours(store: Store) -> None:
     id = store.put(*changed(times=[]))
-    with pytest.raises(StoreError, match="a good answer has no times"):
+    with pytest.raises(StoreError, match="times or tokens that no request has"):
         store.recording(id)
 
 

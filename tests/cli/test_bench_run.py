@@ -227,7 +227,7 @@ def test_what_was_measured_before_stays_if_nothing_comes_of_it(
         (("--scenario", "rag", "--slo", "ttft=1,ttft=2"), "--slo"),
         (("--scenario", "rag", "--slo", "ttft=-1"), "more than 0"),
         (("--scenario", "rag", "--slo", "ttft=nan"), "more than 0"),
-        (("--scenario", "rag", "--rate", "1", "--concurrency", "2"), "only one"),
+        (("--scenario", "rag", "--rate", "1", "--concurrency", "2"), "--concurrency is not for"),
         (("--scenario", "rag", "--rate", "inf"), "--rate"),
         (("--scenario", "rag", "--engine-args", "'"), "--engine-args"),
         (("--scenario", "rag", "--engine-args", "-x"), "not for a URL"),

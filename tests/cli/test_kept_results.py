@@ -73,8 +73,8 @@ def test_a_result_as_the_advisor_sees_it() -> None:
     "changes",
     [
         {"summary": {"invalid": "the load generator did not keep up"}},
-        {"summary": {"good": 0, "errors": {"timeout": 200}}},
-        {"summary": {"good": 190, "errors": {"http_500": 10}}},
+        {"summary": {"good": 0, "errors": {"timeout": 200}, "examples": {"timeout": ""}}},
+        {"summary": {"good": 190, "errors": {"http_500": 10}, "examples": {"http_500": ""}}},
         {"summary": {"short": 20}},
         {"scenario": {"shapes": known.load("short-chat").scaled(2).shapes}},
         {"scenario": {"shapes": known.load("rag").shapes}},
@@ -96,7 +96,9 @@ def test_what_is_not_used(changes: dict[str, Any]) -> None:
 
 
 def test_few_failures_are_chance() -> None:
-    assert found(result(summary={"good": 199, "errors": {"timeout": 1}}))
+    assert found(
+        result(summary={"good": 199, "errors": {"timeout": 1}, "examples": {"timeout": ""}})
+    )
 
 
 def test_the_load_may_be_another() -> None:

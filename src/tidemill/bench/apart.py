@@ -59,6 +59,7 @@ def run_apart(plan: Plan, on_progress: Callable[[Progress], None] | None = None)
             reader.join()
         finally:
             process.kill()  # if it has not ended
+            reader.join()  # before the pipe that it reads is closed
     if process.returncode != 0:
         why = "".join(said).strip()
         if process.returncode != _REFUSED:

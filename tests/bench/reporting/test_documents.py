@@ -351,10 +351,9 @@ def evil() -> Iterator[Measurement]:
     run.result.notes = [EVIL]
     run.result.target = Measured(
         url=f"http://host/{EVIL}", model=EVIL, engine=EVIL, version=EVIL,
-        command=[EVIL, "a b"], extra={EVIL: EVIL},
+        command=[EVIL, "a b"], arguments=[EVIL], extra={EVIL: EVIL},
     )  # fmt: skip
     run.result.id = EVIL
-    run.result.when = EVIL
     run.result.machine = msgspec.structs.replace(MACHINE, cpu=EVIL, system="\ud800")
     yield run
     yield msgspec.structs.replace(run.result, series=EVIL), run.recording  # type: ignore[misc]

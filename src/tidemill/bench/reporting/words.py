@@ -63,11 +63,8 @@ def model(result: Result) -> str:
 
 
 def moment(when: str) -> str:
-    """A time in UTC to the minute; whatever a file says in its place as it is."""
-    try:
-        at = datetime.datetime.fromisoformat(when)
-    except ValueError:
-        return clean(when)
+    """A time in UTC to the minute."""
+    at = datetime.datetime.fromisoformat(when)
     return f"{at.astimezone(datetime.UTC):%Y-%m-%d\N{NO-BREAK SPACE}%H:%M}"
 
 
