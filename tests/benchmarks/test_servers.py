@@ -14,7 +14,8 @@ from tidemill.bench.statistics import Estimate
 
 
 def run(server: str, round_: int, output: float, ttft: float, **more: object) -> Run:
-    latency = {"ttft": {share: Estimate(ttft, ttft, ttft) for share in ("p50", "p99")}}
+    times = {share: Estimate(ttft, ttft, ttft) for share in ("p50", "p90", "p99")}
+    latency = {"ttft": times, "e2e": times}
     summary = Summary(
         seconds=5.0, requests=10, good=10, errors={}, examples={}, unfinished=0, latency=latency,
         delay_p99=0.001, output_rate=output, prompt_rate=0.0, request_rate=1.0,
