@@ -122,6 +122,17 @@ def test_a_rate_beyond_one_that_fails_does_not_count() -> None:
     assert curves.highest_rate(points) == 1.0
 
 
+def test_an_invalid_point_of_a_curve_is_said_to_be_one() -> None:
+    points = shown(*at_rates([1.0, 2.0], engine="tidemill", speed=4.0, series="a"))
+    summary = points[1].result.summary
+    assert summary is not None
+    summary.invalid = "sent late"
+    ttft, _ = curves.rate_latency("x", [points])
+    first, second = ttft.alt.split(", 2/s ")
+    assert "(invalid)" not in first
+    assert "(invalid)" in second
+
+
 def test_a_trace_at_several_rates_is_a_curve() -> None:
     def replayed(run: Measurement) -> Measurement:
         load = run.result.scenario.load

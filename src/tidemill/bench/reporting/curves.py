@@ -63,13 +63,20 @@ def _by_rate(name: str, which: str, series: Sequence[Sequence[Shown]]) -> Pictur
         )
         axis.fill_between(rates, p50, p99, color=look.colour, alpha=0.12, linewidth=0)
         axis.plot(rates, p50, color=look.colour, linewidth=1, linestyle=look.dash)
+        invalid = [rate for rate, summary in drawn.items() if summary.invalid]
         lines += axis.plot(
-            rates, p99, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5
-        )
+            rates, p99, color=look.colour, linestyle=look.dash, marker=look.marker, markersize=4.5,
+            markevery=[i for i, rate in enumerate(rates) if rate not in invalid],
+        )  # fmt: skip
+        axis.plot(
+            invalid, [p99[rates.index(rate)] for rate in invalid], color=look.colour, linestyle="",
+            marker=look.marker, markersize=4.5, markerfacecolor="none",
+        )  # fmt: skip
         labels.append(label)
         heights += [*p50, *p99]
         told = ", ".join(
-            f"{rate:.3g}/s {seconds(value)}" for rate, value in zip(rates, p99, strict=True)
+            f"{rate:.3g}/s {seconds(value)}" + (" (invalid)" if rate in invalid else "")
+            for rate, value in zip(rates, p99, strict=True)
         )
         said.append(f"{label} at p99: {told}")
         best = highest_rate(points)
@@ -93,7 +100,7 @@ def _by_rate(name: str, which: str, series: Sequence[Sequence[Shown]]) -> Pictur
     return figures.finished(
         figure, name,
         f"{which.upper()} by rate: p50 (thin) to p99 (with markers); a ring is the highest rate "
-        "that meets the SLO",
+        "that meets the SLO, a hollow marker an invalid run",
         f"{which.upper()} by the rate of requests. {'. '.join(said)}.",
     )  # fmt: skip
 
@@ -122,8 +129,8 @@ def _mark_best(axis: Axes, rate: float, height: float, colour: str) -> None:
         markeredgecolor=colour, markeredgewidth=1.8,
     )  # fmt: skip
     axis.annotate(
-        f"{rate:.3g}/s", (rate, height), xytext=(0, 10), textcoords="offset points", ha="center",
-        fontsize=8.5, color=colour,
+        f"{rate:.3g}/s", (rate, height), xytext=(9, -3), textcoords="offset points", fontsize=8.5,
+        color=colour,
     )  # fmt: skip
 
 
