@@ -9,7 +9,9 @@ import os
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ log = logging.getLogger("tidemill.server")
 _KEEP_ALIVE_SECONDS = 75  # an idle connection
 _BACKLOG = 2048
 _OTHER_FILES = 256  # beside connections
+_THREADS = 6  # that look through requests beside the loop, which is seldom more than two at once
 _STORE_SECONDS = 0.1  # the server stands still while another process writes its key database
 
 
@@ -109,6 +112,15 @@ def _allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
 
 
+def _started_threads(count: int) -> ThreadPoolExecutor:
+    """All of them started: once memory is short, none can be."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="tidemill-aside")
+    started = threading.Barrier(count)  # until then none is free to take another's work
+    for _ in range(count):
+        pool.submit(started.wait)
+    return pool
+
+
 class _Uvicorn(uvicorn.Server):
     """Signals are ``_Run``'s business."""
 
@@ -155,6 +167,7 @@ class _Run:
         )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_on_loop_error)
+        loop.set_default_executor(_started_threads(_THREADS))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
