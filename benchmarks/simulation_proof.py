@@ -1,16 +1,16 @@
 """How far ``tidemill simulate`` is off: real runs of scenarios that nothing was fitted to, beside
 what is predicted of them.
 
-    tidemill calibrate smollm2
-    python benchmarks/simulation_proof.py [--calibration FILE] [--rounds 3] [--keep] [--json FILE]
+    python benchmarks/simulation_proof.py [MODEL] [--quick] [--rounds 5] [--keep] [--json FILE]
 
-Each scenario is measured ``rounds`` times by ``bench``, on servers that it starts; the rounds are
-interleaved, so that a slow spell of the machine meets all of them, and played with the calibration.
-Latencies count from when a request was sent, not from when it was due: on a machine whose cores
-compute, the load generator is some milliseconds late, which is no part of what is simulated. A
-figure has passed if it is as near to the median of the runs as is asked for
-(throughput 5 %, TTFT and TPOT 10 % at p50 and 20 % at p99), or if it lies between the runs. With
---keep the largest error of each figure goes beside the calibration, and ``simulate`` prints it.
+A machine that others use too is now faster and now slower, for minutes. So each round calibrates,
+predicts from that, and then measures each scenario by ``bench``, on servers that it starts; what
+counts is the median of the rounds' errors. Latencies count from when a request was sent, not from
+when it was due: on a machine whose cores compute, the load generator is some milliseconds late,
+which is no part of what is simulated. A figure has passed if its error is as small as is asked for
+(throughput 5 %, TTFT and TPOT 10 % at p50 and 20 % at p99), or if the rounds' errors lie on both
+sides of zero. With --keep the last calibration goes to the store, the largest error of each figure
+beside it, and ``simulate`` prints it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import argparse
 import datetime
 import statistics
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,10 +33,11 @@ from tidemill.bench.scenario import Scenario, prepare
 from tidemill.bench.workload import LogNormal, Shape, Uniform
 from tidemill.llm.loading import open_model
 from tidemill.simulate import calibration as files
+from tidemill.simulate.calibrate import calibrate
 from tidemill.simulate.deploy import benched
 from tidemill.simulate.play import Deployment
-from tidemill.simulate.predict import Prediction, predict
-from tidemill.simulate.proof import Proof, errors_of, figures, keep_proof
+from tidemill.simulate.predict import predict
+from tidemill.simulate.proof import Proof, figures, keep_proof
 from tidemill.simulate.templates import template_of
 from tidemill.store import resolve
 
@@ -79,75 +81,85 @@ def from_sent(recording: Recording) -> Summary:
     return summarise(msgspec.structs.replace(recording, records=records))
 
 
-def rows(
-    scenario: Scenario, predicted: Prediction, measured: list[Summary]
-) -> tuple[list[str], dict[str, float]]:
-    """A line for each figure, and the errors."""
-    runs = [figures(summary) for summary in measured]
-    middle = {name: statistics.median(r[name] for r in runs) for name in LIMITS if name in runs[0]}
-    values = {name: found.value for name, found in predicted.figures.items()}
-    errors = errors_of(values, middle)
-    lines = []
-    for name, error in errors.items():
-        low, high = min(r[name] for r in runs), max(r[name] for r in runs)
-        within = error <= LIMITS[name]
-        between = low <= values[name] <= high
-        verdict = "ok" if within else "ok (between the runs)" if between else "MISSED"
-        off = values[name] / middle[name] - 1
-        lines.append(
-            f"| {scenario.name} | {name} | {values[name]:.4g} | {middle[name]:.4g} | {low:.4g} to "
-            f"{high:.4g} | {off:+.1%} | {LIMITS[name]:.0%} | {verdict} |"
+class Pair(msgspec.Struct):
+    """What was predicted of a scenario in one round, and what was measured."""
+
+    predicted: dict[str, float]
+    measured: dict[str, float]
+
+    def error(self, name: str) -> float:
+        return self.predicted[name] / self.measured[name] - 1
+
+
+def rows(scenario: str, pairs: Sequence[Pair]) -> Iterator[tuple[str, float, str]]:
+    """Of each figure its name, its error, and its line."""
+    for name, limit in LIMITS.items():
+        if not all(pair.measured.get(name) for pair in pairs):
+            continue
+        errors = sorted(pair.error(name) for pair in pairs)
+        error = statistics.median(errors)
+        if abs(error) <= limit:
+            verdict = "ok"
+        else:
+            verdict = "ok (both sides)" if errors[0] < 0 < errors[-1] else "MISSED"
+        predicted, measured = (
+            statistics.median(getattr(pair, side)[name] for pair in pairs)
+            for side in ("predicted", "measured")
         )
-    return lines, errors
+        line = (
+            f"| {scenario} | {name} | {predicted:.4g} | {measured:.4g} | {error:+.1%} "
+            f"({errors[0]:+.1%} to {errors[-1]:+.1%}) | {limit:.0%} | {verdict} |"
+        )
+        yield name, error, line
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--calibration", type=Path, help="(default: the newest in the store)")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of measuring, for each run")
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--quick", action="store_true", help="as of `tidemill calibrate`")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of measuring, for each run")
     parser.add_argument("--only", nargs="*", help="names of scenarios")
     parser.add_argument("--keep", action="store_true", help="the errors, beside the calibration")
     parser.add_argument("--json", type=Path, help="where to write all figures")
     arguments = parser.parse_args()
-    path: Path | None = arguments.calibration
-    if path is None:
-        path = next((path for path, _ in files.stored()), None)
-        if path is None:
-            sys.exit("no calibration: `tidemill calibrate smollm2` makes one")
-    calibration = files.load(path)
-    template = template_of(open_model(calibration.model, offline=True).tokenizer)
-    settings = Settings(path=resolve(calibration.model), threads=calibration.threads)
-    target = targets.parse(f"tidemill:{calibration.model}")
+    template = template_of(open_model(arguments.model).tokenizer)
+    target = targets.parse(f"tidemill:{arguments.model}")
     chosen = [s for s in scenarios(arguments.seconds) if s.name in (arguments.only or [s.name])]
-    measured: dict[str, list[Summary]] = {scenario.name: [] for scenario in chosen}
+    pairs: dict[str, list[Pair]] = {scenario.name: [] for scenario in chosen}
     for n in range(arguments.rounds):
+        say(f"round {n + 1}: calibration")
+        calibration = calibrate(arguments.model, threads=arguments.threads, quick=arguments.quick)
+        settings = Settings(path=resolve(arguments.model), threads=calibration.threads)
         for scenario in chosen:
-            print(f"round {n + 1}: {scenario.name}", file=sys.stderr, flush=True)
+            say(f"round {n + 1}: {scenario.name}")
             recording = measure(scenario, target, settings, say=lambda _: None).recording
             assert recording is not None
-            measured[scenario.name].append(from_sent(recording))
-    print("| scenario | figure | predicted | measured (median) | runs | error | limit | |")
-    print("|---|---|---|---|---|---|---|---|")
+            spec = benched(files.calibrated(calibration), prepare(scenario))
+            predicted = predict(scenario, Deployment((spec,), template=template), processes=1)
+            values = {name: found.value for name, found in predicted.figures.items()}
+            pairs[scenario.name].append(Pair(values, figures(from_sent(recording))))
+    print("| scenario | figure | predicted | measured | error (rounds) | limit | |")
+    print("|---|---|---|---|---|---|---|")
     worst: dict[str, float] = {}
-    kept = {}
     for scenario in chosen:
-        spec = benched(files.calibrated(calibration), prepare(scenario))
-        predicted = predict(scenario, Deployment((spec,), template=template), processes=1)
-        lines, errors = rows(scenario, predicted, measured[scenario.name])
-        print("\n".join(lines))
-        kept[scenario.name] = {"predicted": predicted, "measured": measured[scenario.name]}
-        for name, error in errors.items():
-            worst[name] = max(worst.get(name, 0.0), error)
+        for name, error, line in rows(scenario.name, pairs[scenario.name]):
+            print(line)
+            worst[name] = max(worst.get(name, 0.0), abs(error))
     if arguments.json is not None:
-        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1))
+        arguments.json.write_bytes(msgspec.json.format(msgspec.json.encode(pairs), indent=1))
     if arguments.keep:
         proof = Proof(
             made=datetime.datetime.now(datetime.UTC).date().isoformat(),
             scenarios=[scenario.name for scenario in chosen],
             errors={name: round(error, 4) for name, error in worst.items()},
         )  # fmt: skip
-        print(f"kept in {keep_proof(proof, path)}", file=sys.stderr)
+        say(f"kept in {keep_proof(proof, files.save(calibration))}")
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

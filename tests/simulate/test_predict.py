@@ -16,7 +16,7 @@ from tidemill.bench.workload import Shape, Uniform
 from tidemill.simulate.changes import Autoscale, Failures
 from tidemill.simulate.play import Deployment
 from tidemill.simulate.predict import Prediction, _carry_out, predict
-from tidemill.simulate.proof import Proof, errors_of, figures, keep_proof, proof_beside
+from tidemill.simulate.proof import Proof, figures, keep_proof, proof_beside
 from tidemill.simulate.report import text
 
 REPLICA = spec(step_time=Linear(10e-3, 1e-4, 1e-8, 1e-4), n_blocks=4000, hour=2.0)
@@ -163,9 +163,3 @@ def test_a_proof_is_kept_beside_its_calibration(tmp_path) -> None:
     (tmp_path / "smollm2-2t.proof").write_text("{}")
     with pytest.raises(ValueError, match=r"smollm2-2t\.proof: no proof of a calibration"):
         proof_beside(calibration)
-
-
-def test_errors_are_shares_of_what_was_measured() -> None:
-    assert errors_of({"a": 11.0, "b": 5.0, "c": 1.0}, {"a": 10.0, "b": 10.0, "d": 3.0}) == {
-        "a": pytest.approx(0.1), "b": 0.5,
-    }  # fmt: skip

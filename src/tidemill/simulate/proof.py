@@ -3,7 +3,6 @@ the calibration that they came from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -38,15 +37,6 @@ def figures(summary: Summary) -> dict[str, float]:
     if summary.attained is not None and summary.goodput is not None:
         found |= {"attained": summary.attained, "goodput": summary.goodput}
     return found
-
-
-def errors_of(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """Of each figure that both have, as a share of what was measured."""
-    return {
-        name: abs(predicted[name] / value - 1)
-        for name, value in measured.items()
-        if name in predicted and value
-    }
 
 
 def proof_beside(calibration: Path) -> Proof | None:
