@@ -343,10 +343,11 @@ def test_what_to_measure_next() -> None:
     assert commands[0] == "tidemill bench selftest"
     assert commands[1] == (
         "tidemill bench run --target vllm:meta-llama/Llama-3.1-8B-Instruct --scenario short-chat "
-        f"--concurrency {BUSY['load.peak_concurrency']} --slo ttft=0.5,tpot=0.05"
+        f"--concurrency {BUSY['load.peak_concurrency']} --slo ttft=0.5,tpot=0.05 --name vllm"
     )
     assert commands[2].startswith("tidemill bench run --target ")
     assert "vllm" not in commands[2]
-    assert commands[-1] == "tidemill bench compare RUN_A RUN_B"
+    rival = commands[2].rpartition(" --name ")[2]
+    assert commands[-1] == f"tidemill bench compare vllm {rival}"  # the names of the runs above
     at_edge = on({"hardware.servers": [], "hardware.edge": ["cpu-arm"], "case.stage": "edge"})
     assert any("--scenario cold-start" in step.command for step in at_edge.choices[0].steps)

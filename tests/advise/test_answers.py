@@ -42,7 +42,7 @@ def test_the_defaults_hold_together_and_are_marked() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"load.peak": 3}, "load.peak: there is no such question; did you mean"),
+        ({"load.peak": 3}, "did you mean load.peak_concurrency?"),
         ({"load.peak_concurrency": 0}, "load.peak_concurrency: 0 is not between 1 and 1e+06"),
         ({"load.peak_concurrency": 2.5}, "load.peak_concurrency: 2.5 is not a whole number"),
         ({"load.peak_concurrency": True}, "load.peak_concurrency: True is not a whole number"),

@@ -80,7 +80,8 @@ def unchecked(values: Mapping[str, Any], engines: Collection[str] = ()) -> Answe
     """The same, though they may contradict each other: see ``contradictions``."""
     for key in values:
         if key not in BY_KEY:
-            near = difflib.get_close_matches(key, BY_KEY, n=1)
+            begun = [known for known in BY_KEY if known.startswith(key)]
+            near = begun or difflib.get_close_matches(key, BY_KEY, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise AnswerError(f"{key}: there is no such question{hint}")
     fields = {

@@ -59,13 +59,14 @@ def next_steps(
     if at_edge and chosen.id in STARTED:
         command = f"tidemill bench run --target {_target(chosen, answers)} --scenario cold-start"
         steps.append(Step("how long a start takes", command))
-    if len(rivals) > 1:
-        steps.append(
-            Step(
-                "better, worse, or not distinguishable? (the names that the runs were given)",
-                "tidemill bench compare RUN_A RUN_B",
-            )
+    steps += [
+        Step(
+            f"is {rival.name} better, worse, or not distinguishable?",
+            f"tidemill bench compare {chosen.id} {rival.id}",
         )
+        for rival in rivals[1:]
+        if bench_command(chosen, case) and bench_command(rival, case)
+    ]
     if answers.ttft_ms is None and answers.tpot_ms is None and answers.latency == "interactive":
         steps.append(
             Step("decide what is fast enough (load.ttft_ms, load.tpot_ms): no limit was given")
@@ -97,6 +98,7 @@ def bench_command(engine: Engine, case: Case) -> str:
     ]
     if limits:
         parts.append(f"--slo {','.join(limits)}")
+    parts.append(f"--name {engine.id}")  # that ``bench compare`` is to be given
     return " ".join(parts)
 
 
