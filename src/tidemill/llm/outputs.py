@@ -256,7 +256,7 @@ class OutputBuilder:
         """The prompt's log-probabilities; the event may have more top ones than wanted here."""
         return [
             None if entry is None else self._named(entry[: 1 + n_top])
-            for entry in event.logprobs or ()
+            for entry in (() if event.logprobs is None else event.logprobs)
         ]
 
     def _error(self, event: ErrorEvent) -> None:
