@@ -225,7 +225,7 @@ def test_a_curve(
 ) -> None:
     done = bench(tidemill, "curve", url, "--scenario", mine, "--seconds", 1, *loads)
     assert done.returncode == 0, done.stderr
-    assert "2 points in 0." in done.stderr
+    assert "2 points in " in done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].strip().startswith(first)
     assert lines[2].strip().startswith(last)

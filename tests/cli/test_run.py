@@ -34,7 +34,7 @@ def test_the_answer_is_the_apis_answer(tidemill: Tidemill, tiny_chat_model: Path
     assert done.returncode == 0
     text = chat_text(tiny_chat_model, ("user", "Hello"))
     assert done.stdout == text if text.endswith("\n") else text + "\n"
-    assert done.stderr.startswith("threads: 1 as asked for")  # and no progress: not a terminal
+    assert done.stderr.startswith("threads: 1 ")  # and no progress: not a terminal
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -229,6 +229,6 @@ def test_on_a_terminal_progress_and_speed_are_shown(
 ) -> None:
     with Terminal(["run", str(tiny_chat_model), "Hello", *GREEDY], cli_env) as terminal:
         terminal.expect("packing weights")
-        terminal.expect("threads: 1 as asked for")
+        terminal.expect("threads: 1 ")
         terminal.expect("16 generated.*tok/s")
         assert terminal.finish() == 0

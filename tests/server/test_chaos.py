@@ -102,7 +102,7 @@ def test_a_worker_killed_under_load(tiny_chat_model: Path, tmp_path: Path) -> No
             os.kill(process, signal.SIGKILL)
             until(lambda gone=process: not _alive(gone))
             loads["two"].until_whole(4)
-            loads["one"].until_whole(4)  # it is back by itself
+            loads["one"].until_whole(5)  # more than had been answered before: it is back by itself
             process = json.loads(server.request("GET", "/admin/models/one")[2])["process"]
         killed, other = loads["one"].stop(), loads["two"].stop()
         assert set(other) == {"whole"}

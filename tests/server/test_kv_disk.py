@@ -45,6 +45,7 @@ def test_a_restarted_server_is_warm(tiny_chat_model: Path, tmp_path: Path) -> No
     with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
         answers = [ask(server), ask(server), ask(server, cache_salt="somebody")]
         assert [cached for _, cached in answers] == [0, FULL, 0]  # computed, then in memory
+        until(lambda: metric(server, "blocks_written_total") == 2 * 56)
         end(server)
     with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
         assert server.metric("tidemill:kv_disk_blocks", model_name="tiny") in (0, 2 * 56)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.serving import Server, Stream, events_of, paused, serving, until
+from support.tiny_chat_model import write_chat_model
 from tidemill.server.keys import digest_of
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -58,9 +59,11 @@ def test_a_second_signal_ends_it_at_once(tiny_chat_model: Path) -> None:
         body = {**LONG, "max_tokens": 900, "n": 8, "temperature": 1}
         streams = [Stream(server, body) for _ in range(4)]
         assert all(stream.begun.wait(60) for stream in streams)
-        server.signal(signal.SIGINT)
-        until(lambda: server.get("/health/ready")[0] == 503)
-        server.signal(signal.SIGINT)
+        with paused(server):
+            server.signal(signal.SIGINT)
+            until(lambda: server.get("/health/ready")[0] == 503)
+            server.signal(signal.SIGINT)
+            server.until_logged("cut off")
         server.wait()
         assert all(b"[DONE]" not in stream.data for stream in streams)
 
@@ -70,15 +73,17 @@ def test_draining_has_a_limit(tiny_chat_model: Path) -> None:
         body = {**LONG, "max_tokens": 900, "n": 24, "temperature": 1}
         streams = [Stream(server, body) for _ in range(4)]
         assert all(stream.begun.wait(60) for stream in streams)
-        server.signal()
+        with paused(server):
+            server.signal()
+            server.until_logged("cut off")
         server.wait()
-        assert "cut off" in server.log
 
 
-def test_a_worker_that_dies_takes_nobody_else_with_it(tiny_chat_model: Path) -> None:
-    with serving(str(tiny_chat_model), *OPTIONS) as server:
+def test_a_worker_that_dies_takes_nobody_else_with_it(tmp_path: Path) -> None:
+    model = write_chat_model(tmp_path / "long.gguf", context=8192)
+    with serving(str(model), *OPTIONS) as server:
         before = server.post("/v1/chat/completions", SHORT)[1]["choices"]
-        long = {**LONG, "max_tokens": 900, "n": 24, "temperature": 1}
+        long = {**LONG, "max_tokens": 8000, "n": 24, "temperature": 1}  # which take many seconds
         stream = Stream(server, long)
         answers: list[Any] = []
         whole = threading.Thread(
@@ -175,7 +180,9 @@ def test_models_load_when_asked_for_and_leave_when_idle(
         ask("one")
         assert answers[-1] == 200
         server.stop()
-        assert server.log.count("one: loaded in process") == 2
+        # Once for all five, and again after the second one. (Between slow clients it may be idle.)
+        idle = server.log.count("unloading one, idle")
+        assert 2 <= server.log.count("one: loaded in process") <= 2 + idle
 
 
 def test_keys_are_needed_and_read_again(tiny_chat_model: Path, tmp_path: Path) -> None:

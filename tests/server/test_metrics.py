@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.serving import Server, begin_request, by_key, serving, until, write_keys
+from support.serving import Server, begin_request, by_key, paused, serving, until, write_keys
 from tidemill.hardware.energy import EnergyMeters
 from tidemill.server.keys import ANYBODY
 from tidemill.server.metrics import Metrics
@@ -103,9 +103,8 @@ def test_series_of_a_model_are_there_before_its_first_request_and_not_empty_afte
         assert ends == {"stop", "length", "abort", "error"}
         assert not any("None" in str(labels) for series in found.values() for labels in series)
         assert server.post("/v1/completions", REQUEST)[0] == 200
-        # The worker's numbers come a moment later.
-        until(lambda: server.metric("vllm:generation_tokens_total") == 5)
-        found = samples(server)
+        found = samples(server)  # at once: what an answer took is counted before it is given
+        assert [*found["vllm:generation_tokens_total"].values()] == [5]
         assert [name for name in NON_EMPTY if not any(found[name].values())] == []
         assert [name for name in THERE if not found[name]] == []
 
@@ -196,12 +195,14 @@ def test_the_first_token_is_told_while_the_rest_is_to_come(fresh: Server) -> Non
 def test_waiting_for_a_turn_is_queue_time_and_part_of_the_rest(tiny_chat_model: Path) -> None:
     options = ("--name", "tiny", "--threads", "1", "--max-sequences", "1")
     with serving(str(tiny_chat_model), *options) as server:
-        body = REQUEST | {"max_tokens": 600, "n": 3}  # so long that all come while one runs
+        body = REQUEST | {"max_tokens": 600, "n": 3}
         threads = [
             threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(6)
         ]
-        for thread in threads:
-            thread.start()
+        with paused(server):  # until all are there
+            for thread in threads:
+                thread.start()
+            until(lambda: server.metric("vllm:num_requests_waiting") >= 5)
         for thread in threads:
             thread.join()
         names = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -64,8 +66,25 @@ def test_events_arrive_as_they_were_in_any_chunks(
         n = data.draw(st.integers(1, len(sent)))
         arrived += frames.feed(sent[:n])
         sent = sent[n:]
-    assert [[unpack_event(e) for e in frame[2]] for frame in arrived] == batches
+    assert [[_read(unpack_event(e)) for e in frame[2]] for frame in arrived] == batches
     assert all(frame[:2] == [Kind.EVENTS, 1.5] for frame in arrived)
+
+
+def _read(event: Event) -> Event:
+    """With a prompt's scores read, which are left packed."""
+    if isinstance(event, PromptEvent) and event.logprobs is not None:
+        return replace(event, logprobs=tuple(event.logprobs))
+    return event
+
+
+def test_the_scores_of_a_long_prompt_arrive_as_they_were() -> None:
+    scores = [None, *((TokenLogprob(i, -i / 7, 1), TokenLogprob(0, -0.5, 2)) for i in range(1000))]
+    ((_, packed),) = Frames().feed(encode(Kind.ADD, pack_event(PromptEvent("r", 1001, 0, scores))))
+    event = unpack_event(packed)
+    assert isinstance(event, PromptEvent)
+    assert event.logprobs is not None
+    for _ in range(2):  # as often as one likes
+        assert list(event.logprobs) == scores
 
 
 def test_an_embedding_and_its_request_arrive_as_they_were() -> None:

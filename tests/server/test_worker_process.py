@@ -1,12 +1,20 @@
-"""The front end's end of a worker, without one: what arrives when."""
+"""Both ends of the connection between front end and worker, each without the other: what arrives
+when."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from types import SimpleNamespace
+from typing import Any
 
-from tidemill.engine.base import Event, FinishEvent, Request, TokenEvent
+import pytest
+
+from tidemill.engine.base import EngineStats, Event, FinishEvent, Request, TokenEvent
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.mailbox import Mailbox
+from tidemill.server.wire import Kind
+from tidemill.server.worker import Worker
 from tidemill.server.worker_process import WorkerProcess
 
 
@@ -31,3 +39,17 @@ def test_what_comes_while_the_reader_is_busy_is_not_lost() -> None:
 
     events = asyncio.run(asyncio.wait_for(main(), 60))
     assert events == [token("a"), token("b"), FinishEvent("r", 0, "length")]
+
+
+def test_what_an_answer_took_is_told_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or whoever has it and asks for the metrics would not find it in them."""
+    idle: Any = SimpleNamespace(
+        driver=SimpleNamespace(busy=False, engine=SimpleNamespace(stats=EngineStats()))
+    )
+    sent: list[Kind] = []
+    with socket.socket() as connection:
+        worker = Worker(connection)
+        monkeypatch.setattr(worker, "_send", lambda kind, *fields: sent.append(kind))
+        worker._inbox([FinishEvent("r", 0, "length")], 1.0)
+        worker._tell(idle)
+    assert sent == [Kind.STATS, Kind.EVENTS]

@@ -181,6 +181,11 @@ def test_what_cannot_be_compiled_is_an_error(compiler: GrammarCompiler, grammar:
     assert "\n" not in str(caught.value)
 
 
+def test_what_nothing_can_fulfil_is_told_in_words(compiler: GrammarCompiler) -> None:
+    with pytest.raises(GrammarError, match=r"^no text can fulfil it$"):
+        compiler.matcher(Grammar.json_schema({"$ref": "#"}))
+
+
 @pytest.mark.parametrize("levels", [65, 5000])
 def test_deep_schemas_are_refused(levels: int) -> None:
     schema: dict[str, Any] = {"type": "string"}

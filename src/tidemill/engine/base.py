@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import Literal, Protocol
 
@@ -115,7 +115,7 @@ class PromptEvent:
     request_id: str
     prompt_tokens: int
     cached_tokens: int
-    logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
+    logprobs: Iterable[tuple[TokenLogprob, ...] | None] | None = None
     started: float | None = None
 
 

@@ -239,11 +239,12 @@ class OutputBuilder:
             self.output.prompt_logprobs = self._scores(event, params.prompt_logprobs)
         if params.echo:
             text = self._prompt_text()
+            scores = [] if params.logprobs is None else self._scores(event, params.logprobs)
             for out in self.output.outputs:
                 out.token_ids.extend(self.output.prompt_token_ids)
                 self._text[out.index].append(text)
-                if params.logprobs is not None and out.logprobs is not None:
-                    out.logprobs.extend(self._scores(event, params.logprobs))
+                if out.logprobs is not None:
+                    out.logprobs.extend(scores)
 
     def _prompt_text(self) -> str:
         if self.output.prompt is not None:
@@ -256,7 +257,7 @@ class OutputBuilder:
         """The prompt's log-probabilities; the event may have more top ones than wanted here."""
         return [
             None if entry is None else self._named(entry[: 1 + n_top])
-            for entry in event.logprobs or ()
+            for entry in (() if event.logprobs is None else event.logprobs)
         ]
 
     def _error(self, event: ErrorEvent) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from tidemill.engine.base import ErrorEvent, Request, TokenEvent
+from tidemill.engine.base import ErrorEvent, PromptEvent, Request, TokenEvent
 from tidemill.llm.mailbox import Batches, Mailbox
 from tidemill.llm.outputs import OutputBuilder, RequestOutput
 from tidemill.server.errors import ApiError
@@ -52,7 +52,7 @@ class Generation:
     async def deltas(self) -> AsyncIterator[RequestOutput]:
         """What is new, as often as there is something."""
         async for batches in self._events:
-            self._push(batches)
+            await self._push(batches)
             delta = self.builder.delta()
             if delta.outputs or delta.finished:
                 yield delta
@@ -60,7 +60,7 @@ class Generation:
     async def whole(self) -> RequestOutput:
         """All of it. Raises ApiError if it failed."""
         async for batches in self._events:
-            self._push(batches)
+            await self._push(batches)
         if (failure := self.failure) is not None:
             raise failure
         return self.builder.snapshot()
@@ -87,14 +87,18 @@ class Generation:
         self._late = True
         self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
 
-    def _push(self, batches: Batches) -> None:
+    async def _push(self, batches: Batches) -> None:
         output = self.builder.output
         times = output.metrics
         for events, now in batches:
             if isinstance(events[-1], ErrorEvent):
                 self._refused = events[-1].refused
             done, before = times.prompt_done_time, times.last_token_time
-            self.builder.push(events, now)
+            if any(isinstance(e, PromptEvent) and e.logprobs is not None for e in events):
+                # Of thousands of tokens: others' streams go on meanwhile.
+                await asyncio.to_thread(self.builder.push, events, now)
+            else:
+                self.builder.push(events, now)
             if done is None and times.prompt_done_time is not None:
                 self._meter.prompt(len(output.prompt_token_ids) - output.num_cached_tokens)
             if tokens := sum(isinstance(event, TokenEvent) for event in events):

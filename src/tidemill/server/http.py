@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tidemill.server.keys import Tenant
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -139,6 +140,12 @@ class Exchange:
     ) -> None:
         await self.send_body(encode(value), JSON, status, headers)
 
+    async def built(self, make: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Answer with what ``make`` gives, as JSON. It has to do with all of an answer's tokens or
+        vectors, so it is made on another thread, while the event loop goes on with others."""
+        body = await asyncio.to_thread(lambda: encode(make(*args, **kwargs)))
+        await self.send_body(body, JSON)
+
     async def send_body(
         self, body: bytes, content_type: str, status: int = 200,
         headers: Mapping[str, str] | None = None,
@@ -210,6 +217,12 @@ class TextEvents:
 DONE = b"data: [DONE]\n\n"
 
 encode = msgspec.json.Encoder().encode
+
+
+def encoded(value: Any) -> msgspec.Raw:
+    """``value`` as a part of what is to be JSON. A large answer is encoded in such parts, as no
+    other thread runs while one value is being encoded."""
+    return msgspec.Raw(encode(value))
 
 
 def decode(body: bytes, kind: type[S]) -> S:

@@ -8,7 +8,7 @@ frame that makes no sense ends the connection.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -170,6 +170,26 @@ def _unpack_scores(packed: Sequence[Any] | None) -> tuple[TokenLogprob, ...] | N
     return None if packed is None else tuple(TokenLogprob(*score) for score in packed)
 
 
+_PART = 256  # tokens of a prompt whose scores are packed as one
+
+
+def _pack_prompt_scores(scores_of: Iterable[Sequence[TokenLogprob] | None]) -> list[bytes]:
+    packed = [_pack_scores(scores) for scores in scores_of]
+    return [_encoder.encode(packed[i : i + _PART]) for i in range(0, len(packed), _PART)]
+
+
+class PromptScores(Iterable[tuple[TokenLogprob, ...] | None]):
+    """A prompt's scores as they arrived, unpacked while they are read: that takes a while for a
+    long prompt, so it is left to a thread other than the event loop's."""
+
+    def __init__(self, parts: Sequence[bytes]) -> None:
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[tuple[TokenLogprob, ...] | None]:
+        for part in self._parts:
+            yield from map(_unpack_scores, _decoder.decode(part))
+
+
 def pack_event(event: Event) -> list[Any]:
     if isinstance(event, TokenEvent):
         scores = _pack_scores(event.logprobs)
@@ -181,7 +201,7 @@ def pack_event(event: Event) -> list[Any]:
         ]  # fmt: skip
     if isinstance(event, PromptEvent):
         scores_of = event.logprobs
-        packed = None if scores_of is None else [_pack_scores(s) for s in scores_of]
+        packed = None if scores_of is None else _pack_prompt_scores(scores_of)
         return [
             _PROMPT, event.request_id, event.prompt_tokens, event.cached_tokens, packed,
             event.started,
@@ -200,9 +220,7 @@ def unpack_event(packed: Sequence[Any]) -> Event:
         return FinishEvent(request_id, *fields)
     if kind == _PROMPT:
         prompt_tokens, cached_tokens, packed_scores, started = fields
-        scores_of = None
-        if packed_scores is not None:
-            scores_of = tuple(_unpack_scores(s) for s in packed_scores)
+        scores_of = None if packed_scores is None else PromptScores(packed_scores)
         return PromptEvent(request_id, prompt_tokens, cached_tokens, scores_of, started)
     if kind == _EMBEDDING:
         return EmbeddingEvent(request_id, np.frombuffer(fields[0], np.float32))

@@ -225,14 +225,15 @@ class Worker:
         self._events_time = now
 
     def _tell(self, core: Core) -> None:
-        """Send what the step gave, as one frame, and now and then how the engine is doing."""
-        if self._events:
-            self._send(Kind.EVENTS, self._events_time, self._events)
-            self._events = []
+        """Send what the step gave, as one frame, and now and then how the engine is doing: first,
+        so that whoever has an answer finds it counted."""
         now = time.monotonic()
         if now - self._stats_sent >= STATS_INTERVAL or not core.driver.busy:
             self._stats_sent = now
             self._send(Kind.STATS, pack_stats(core.driver.engine.stats))
+        if self._events:
+            self._send(Kind.EVENTS, self._events_time, self._events)
+            self._events = []
 
 
 def main() -> None:

@@ -152,4 +152,6 @@ def _first_line(text: str) -> str:
     """An error of llguidance's in one line."""
     lines = [line.strip() for line in text.partition("<state>")[0].splitlines()]
     told = " ".join(line for line in lines if line and set(line) != {"^"})
+    if told.startswith("NoExtension"):  # its name for "no token can come next"
+        return "no text can fulfil it"
     return told[:300] or "the grammar cannot be used"

@@ -86,7 +86,7 @@ async def _answer(
                 async with aclosing(answer.events(generation)) as events:
                     await exchange.events(events)
             else:
-                await exchange.json(answer.whole(await generation.whole()))
+                await exchange.built(answer.whole, await generation.whole())
 
 
 class Answer:

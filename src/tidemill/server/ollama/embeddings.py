@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.server.embedding import MAX_TEXTS, check_vector, prepare_texts
 from tidemill.server.errors import ApiError, renaming
-from tidemill.server.http import JSON, Exchange, encode
+from tidemill.server.http import Exchange, encoded
 from tidemill.server.models import LoadedModel
 from tidemill.server.ollama.catalogue import served
 from tidemill.server.ollama.keeping import keep_alive, unload
@@ -61,7 +60,7 @@ async def embed(service: Service, exchange: Exchange) -> None:
         )
         return {
             "model": request.model,
-            "embeddings": [vector.tolist() for vector in vectors],
+            "embeddings": [encoded(vector.tolist()) for vector in vectors],
             "total_duration": nanoseconds(time.monotonic() - exchange.started),
             "load_duration": nanoseconds(load_seconds),
             "prompt_eval_count": sum(len(output.prompt_token_ids) for output in outputs),
@@ -109,8 +108,7 @@ async def _respond(
             outputs = await exchange.while_connected(
                 _embed(service, exchange, request, texts, truncate, options, model)
             )
-        body = await asyncio.to_thread(lambda: encode(answer(outputs, load_seconds)))
-        await exchange.send_body(body, JSON)
+        await exchange.built(answer, outputs, load_seconds)
 
 
 async def _embed(

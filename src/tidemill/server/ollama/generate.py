@@ -90,7 +90,7 @@ async def _generate(
                 async with aclosing(answer.lines(generation)) as lines:
                     await exchange.events(lines, NDJSON)
             else:
-                await exchange.json(answer.whole(await generation.whole()))
+                await exchange.built(answer.whole, await generation.whole())
 
 
 def _prompt(request: _Request, use: ToolUse, model: LoadedModel) -> PreparedPrompt:

@@ -7,6 +7,7 @@ from typing import Any
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
 from tidemill.server.answers import TokenCounts, finite, token_scores
 from tidemill.server.errors import ApiError
+from tidemill.server.http import encoded
 from tidemill.text.base import Tokenizer
 
 
@@ -52,14 +53,14 @@ def prompt_logprobs(output: RequestOutput) -> dict[str, Any]:
     itself and its alternatives by their ids; null for the first, which nothing predicts."""
     if output.prompt_logprobs is None:
         return {}
-    entries: list[dict[str, Any] | None] = [
-        None if entry is None else {
+    entries = [
+        None if entry is None else encoded({
             str(token_id): {
                 "logprob": finite(score.logprob), "rank": score.rank,
                 "decoded_token": score.decoded_token,
             }
             for token_id, score in entry.items()
-        }
+        })
         for entry in output.prompt_logprobs
     ]  # fmt: skip
     return {"prompt_logprobs": entries}

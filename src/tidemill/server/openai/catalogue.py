@@ -62,18 +62,18 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
             )
             return list(prompt.token_ids)
 
-        tokens = await service.aside(exchange, ids)
-        answer: dict[str, Any] = {
-            "count": len(tokens),
-            "max_model_len": prompting.max_context,
-            "tokens": tokens,
-            "token_strs": None,
-        }
-        if request.return_token_strs:
-            answer["token_strs"] = [
-                tokenizer.token_bytes(t).decode("utf-8", "replace") for t in tokens
-            ]
-        await exchange.json(answer)
+        def answer(tokens: list[int]) -> dict[str, Any]:
+            strings = None
+            if request.return_token_strs:
+                strings = [tokenizer.token_bytes(t).decode("utf-8", "replace") for t in tokens]
+            return {
+                "count": len(tokens),
+                "max_model_len": prompting.max_context,
+                "tokens": tokens,
+                "token_strs": strings,
+            }
+
+        await exchange.built(answer, await service.aside(exchange, ids))
 
 
 async def detokenize(service: Service, exchange: Exchange) -> None:

@@ -116,7 +116,7 @@ async def _answer(
             if request.stream:
                 await exchange.events(answer.chunks(generation, request.wants_usage))
             else:
-                await exchange.json(answer.whole(await generation.whole()))
+                await exchange.built(answer.whole, await generation.whole())
 
 
 def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import MAX_SAMPLES, SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
@@ -15,7 +17,7 @@ from tidemill.llm.prompts import PreparedPrompt
 from tidemill.server.answers import finite, top
 from tidemill.server.errors import renaming
 from tidemill.server.generation import Generation
-from tidemill.server.http import DONE, Exchange, sse
+from tidemill.server.http import DONE, Exchange, encoded, sse
 from tidemill.server.models import LoadedModel
 from tidemill.server.openai.answers import error_body, finish_reason, prompt_logprobs, usage_of
 from tidemill.server.openai.inputs import Input, separated
@@ -24,6 +26,9 @@ from tidemill.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as the API has it
 MAX_PROMPTS = 256
+
+_MANY_TOKENS = 64
+"""A chunk of more, as of an echoed prompt, is not written in the event loop's thread."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +93,7 @@ async def _answer(
             await exchange.events(answer.chunks(generations, request.wants_usage))
             return
         outputs = [await generation.whole() for generation in generations]
-        await exchange.json(answer.whole(outputs))
+        await exchange.built(answer.whole, outputs)
 
 
 def _prepare(model: LoadedModel, prompts: list[str | list[int]]) -> list[PreparedPrompt]:
@@ -132,12 +137,18 @@ class _Answer:
                 return
             for out in delta.outputs:
                 if out.text or out.finished or out.logprobs:
-                    choice = self._choice(i * self._params.n + out.index, out)
-                    yield sse({**self._head, "choices": [choice]})
+                    index = i * self._params.n + out.index
+                    if len(out.token_ids) > _MANY_TOKENS:
+                        yield await asyncio.to_thread(self._chunk, index, out)
+                    else:
+                        yield self._chunk(index, out)
         if wants_usage:
             outputs = [generation.builder.output for generation in generations]
             yield sse({**self._head, "choices": [], "usage": self._usage(outputs)})
         yield DONE
+
+    def _chunk(self, index: int, out: CompletionOutput) -> bytes:
+        return sse({**self._head, "choices": [self._choice(index, out)]})
 
     def _choice(self, index: int, out: CompletionOutput) -> dict[str, Any]:
         choice = {
@@ -165,7 +176,7 @@ class _Answer:
             return None
         tokens: list[str] = []
         scores: list[float | None] = []
-        best: list[dict[str, float] | None] = []
+        best: list[msgspec.Raw | None] = []
         offsets: list[int] = []
         offset = self._offsets.get(index, 0)
         for token_id, entry in zip(out.token_ids, out.logprobs, strict=True):
@@ -179,7 +190,7 @@ class _Answer:
                 score = finite(entry[token_id].logprob)
                 scores.append(score)
                 alternatives = {e.decoded_token: finite(e.logprob) for _, e in top(entry, n_top)}
-                best.append({**alternatives, text: score} if n_top else None)
+                best.append(encoded({**alternatives, text: score}) if n_top else None)
             tokens.append(text)
             offset += len(text)
         self._offsets[index] = offset

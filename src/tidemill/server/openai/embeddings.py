@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from tidemill.llm.embeddings import vector_of
 from tidemill.llm.outputs import RequestOutput
 from tidemill.server.embedding import MAX_TEXTS, Texts, check_vector, prepare_texts
 from tidemill.server.errors import renaming
-from tidemill.server.http import JSON, Exchange, encode
+from tidemill.server.http import Exchange, encoded
 from tidemill.server.models import LoadedModel
 from tidemill.server.openai.inputs import Input, separated
 from tidemill.server.service import Service
@@ -75,22 +74,24 @@ async def _answer(
         exchange, model, prepared, pooling, priority=request.priority or 0,
         salt=request.cache_salt or "",
     )  # fmt: skip
-    # Thousands of vectors take a while to write.
-    body = await asyncio.to_thread(_body, request, model.config.name, outputs)
-    await exchange.send_body(body, JSON)
+    await exchange.built(_body, request, model.config.name, outputs)
 
 
-def _body(request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]) -> bytes:
+def _body(
+    request: EmbeddingRequest, model: str, outputs: Sequence[RequestOutput]
+) -> dict[str, Any]:
     as_base64 = request.encoding_format == "base64"
     data: list[dict[str, Any]] = []
     for index, output in enumerate(outputs):
         vector = vector_of(
             output, dimensions=request.dimensions, normalize=request.normalize is not False
         )
-        value: Any = vector.tolist()
+        value: Any
         if as_base64:  # of the float32 numbers, the least significant byte first
             value = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        else:
+            value = encoded(vector.tolist())
         data.append({"object": "embedding", "index": index, "embedding": value})
     tokens = sum(len(output.prompt_token_ids) for output in outputs)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return encode({"object": "list", "data": data, "model": model, "usage": usage})
+    return {"object": "list", "data": data, "model": model, "usage": usage}

@@ -193,7 +193,7 @@ async def _answer(
         if request.stream:
             await exchange.events(answer.events(generation))
         else:
-            await exchange.json(answer.whole(await generation.whole()))
+            await exchange.built(answer.whole, await generation.whole())
 
 
 class _Answer:

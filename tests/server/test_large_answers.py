@@ -1,0 +1,148 @@
+"""Answers that are large are made beside the event loop, which goes on with others' meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from tidemill.engine.base import Event, FinishEvent, PromptEvent, TokenLogprob
+from tidemill.engine.params import SamplingParams
+from tidemill.llm.mailbox import Batches
+from tidemill.llm.outputs import CompletionOutput, Logprob, OutputBuilder, RequestOutput
+from tidemill.server.generation import Generation
+from tidemill.server.http import Exchange
+from tidemill.server.keys import ANYBODY
+from tidemill.server.openai import completions
+from tidemill.server.openai.answers import prompt_logprobs
+from tidemill.text.base import Tokenizer
+
+
+class Names:
+    """A tokenizer that notes on which threads it is asked."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    def token_bytes(self, token: int) -> bytes:
+        self.threads.add(threading.get_ident())
+        return b"<%d>" % token
+
+    def decode(self, ids: Any, *, skip_special: bool = True) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+
+class Events:
+    """Of a worker: what happens to one request."""
+
+    def __init__(self, *batches: list[Event]) -> None:
+        self._batches = batches
+
+    async def events(self, request: Any, mailbox: Any) -> Any:
+        for i, batch in enumerate(self._batches):
+            yield cast("Batches", [(batch, float(i))])
+
+
+async def _generation(names: Names, params: SamplingParams, *batches: list[Event]) -> Generation:
+    builder = OutputBuilder("r", None, range(100), params, cast("Tokenizer", names), 0.0)
+    meter = SimpleNamespace(prompt=lambda n: None, output=lambda *_: None)
+    return Generation(
+        cast("Any", Events(*batches)), cast("Any", SimpleNamespace(id="r")), cast("Any", None),
+        builder, seconds=60, meter=meter,
+    )  # fmt: skip
+
+
+def _scored() -> list[Event]:
+    scores = [None, *((TokenLogprob(i, -1.0, 1), TokenLogprob(0, -2.0, 2)) for i in range(1, 100))]
+    return [PromptEvent("r", 100, 0, scores, 0.0), FinishEvent("r", 0, "length")]
+
+
+@pytest.mark.parametrize("asked", [{"prompt_logprobs": 1}, {"logprobs": 1, "echo": True}])
+def test_a_prompts_scores_are_read_beside_the_event_loop(asked: dict[str, Any]) -> None:
+    names = Names()
+
+    async def whole() -> RequestOutput:
+        generation = await _generation(names, SamplingParams(max_tokens=1, **asked), _scored())
+        output = await generation.whole()
+        generation._deadline.cancel()
+        return output
+
+    output = asyncio.run(whole())
+    scores = output.prompt_logprobs or output.outputs[0].logprobs
+    assert scores is not None
+    assert scores[7] == {7: Logprob(-1.0, 1, "<7>"), 0: Logprob(-2.0, 2, "<0>")}
+    assert names.threads
+    assert threading.get_ident() not in names.threads
+
+
+def test_an_answer_is_built_beside_the_event_loop() -> None:
+    sent: list[Any] = []
+    threads: list[int] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    def make(value: int) -> dict[str, int]:
+        threads.append(threading.get_ident())
+        return {"value": value}
+
+    exchange = Exchange(
+        {"headers": []}, cast("Any", None), send, id="x", tenant=ANYBODY, max_body=1,
+        stall_seconds=1,
+    )  # fmt: skip
+    asyncio.run(exchange.built(make, 5))
+    assert sent[0]["status"] == 200
+    assert json.loads(sent[1]["body"]) == {"value": 5}
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize(("tokens", "aside"), [(100, True), (1, False)])
+def test_a_chunk_of_many_tokens_is_written_beside_the_event_loop(
+    tokens: int, aside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(max_tokens=1, logprobs=1, echo=True)
+    threads: list[int] = []
+    encode = completions.encoded
+
+    def noted(value: Any) -> msgspec.Raw:
+        threads.append(threading.get_ident())
+        return encode(value)
+
+    monkeypatch.setattr(completions, "encoded", noted)
+    model = SimpleNamespace(
+        config=SimpleNamespace(name="m"), opened=SimpleNamespace(tokenizer=Names())
+    )
+    out = CompletionOutput(
+        0, "text", list(range(tokens)), None, [{i: Logprob(-1.0, 1, "t")} for i in range(tokens)],
+        "length",
+    )  # fmt: skip
+
+    async def deltas() -> Any:
+        yield SimpleNamespace(outputs=[out])
+
+    async def chunks() -> list[bytes]:
+        generation = cast("Any", SimpleNamespace(deltas=deltas, failure=None))
+        answer = completions._Answer("i", cast("Any", model), params)
+        return [chunk async for chunk in answer.chunks([generation], False)]
+
+    first, done = asyncio.run(chunks())
+    assert done == b"data: [DONE]\n\n"
+    scores = json.loads(first.removeprefix(b"data: "))["choices"][0]["logprobs"]
+    assert scores["top_logprobs"] == [{"t": -1.0}] * tokens
+    assert len(threads) == tokens
+    assert (threading.get_ident() not in threads) is aside
+
+
+def test_large_answers_are_encoded_in_parts() -> None:
+    """While one value is being encoded, no thread runs, the event loop's neither."""
+    output = RequestOutput("r", None, [1, 2], [], True, cast("Any", None))
+    output.prompt_logprobs = [None, {2: Logprob(-0.5, 1, "b")}]
+    first, second = prompt_logprobs(output)["prompt_logprobs"]
+    assert first is None
+    assert isinstance(second, msgspec.Raw)
+    assert json.loads(bytes(second)) == {"2": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}
