@@ -22,7 +22,16 @@ def test_urls() -> None:
     assert parse("http://127.0.0.1:8000").url == "http://127.0.0.1:8000/v1"
     assert parse("http://127.0.0.1:8000/").url == "http://127.0.0.1:8000/v1"
     assert parse("https://host/openai/v1/").url == "https://host/openai/v1"
+    assert parse("https://host/@team/v1").url == "https://host/@team/v1"
     assert targets.shown("https://u:secret@host/v1?key=secret") == "https://host/v1"
+
+
+@pytest.mark.parametrize("host", ["host", "host:port", "[host"])
+@pytest.mark.parametrize("user", ["u:secret", "secret", ":secret", "u:sec/secret"])
+def test_passwords_in_urls_are_refused_and_not_repeated(user: str, host: str) -> None:
+    with pytest.raises(TargetError, match=r"no user and password.*--api-key") as refused:
+        parse(f"http://{user}@{host}/v1")
+    assert "secret" not in str(refused.value)
 
 
 def test_engines() -> None:

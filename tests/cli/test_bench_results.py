@@ -184,7 +184,7 @@ def test_results_of_an_address_as_it_was_given(tidemill: Tidemill, store: Store)
     result, recording = runs.run(3)
     result.target = Measured(url="http://127.0.0.1:9/v1", model="m")
     id = store.put(result, recording)
-    for target in ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "HTTP://key@127.0.0.1:9/v1"):
+    for target in ("http://127.0.0.1:9", "http://127.0.0.1:9/v1/", "HTTP://127.0.0.1:9/v1"):
         assert id in tidemill("bench", "results", "--target", target).stdout
     assert "nothing" in tidemill("bench", "results", "--target", "http://127.0.0.1:8").stdout
     assert "is no URL" in tidemill("bench", "results", "--target", "http://:x").stderr

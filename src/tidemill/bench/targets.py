@@ -54,6 +54,11 @@ def _base_url(text: str) -> str:
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a port that is no number
         usable = False
+    if "@" in (parts.netloc if usable else text):  # nothing of it is repeated: it may be secret
+        raise TargetError(
+            "a target's URL takes no user and password before an @: leave them out, and give the "
+            "server's key with --api-key, or in TIDEMILL_BENCH_KEY"
+        )
     if not usable:
         raise TargetError(f"{text!r} is no URL such as http://127.0.0.1:8000/v1")
     path = parts.path.rstrip("/") or "/v1"
