@@ -342,7 +342,8 @@ def test_what_to_measure_next() -> None:
     commands = [step.command for step in choice.steps if step.command]
     assert commands[0] == "tidemill bench selftest"
     assert commands[1] == (
-        "tidemill bench run --target vllm:meta-llama/Llama-3.1-8B-Instruct --scenario short-chat "
+        "tidemill bench run --target vllm:hf://meta-llama/Llama-3.1-8B-Instruct "
+        "--scenario short-chat "
         f"--concurrency {BUSY['load.peak_concurrency']} --slo ttft=0.5,tpot=0.05 --name vllm"
     )
     assert commands[2].startswith("tidemill bench run --target ")

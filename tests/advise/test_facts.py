@@ -68,6 +68,11 @@ def test_a_good_file_is_read() -> None:
         ('4, source = "readme"', '4, source = "readme", complete = true', "for lists only"),
         ('4, source = "readme"', '4, source = "readme", sure = true', "sure is not known here"),
         ('when = "gpu" }', "wen = 1 }", "launch.arguments[1]: when is missing"),
+        (
+            'install = "get it"',
+            'install = "get it"\ntakes_names = 1',
+            "takes_names is true or false",
+        ),
         ("[facts]", "[facts", "one.toml: not valid TOML"),
         ("[sources.readme]", "[sourcess.readme]", "sourcess is not known here"),
     ],

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +47,7 @@ OPTIONS = {
 CASES: list[dict[str, Any]] = [
     {"model.name": name, "model.format": format, **hardware, **data}
     for name, format, hardware, data in itertools.product(
-        ("./my model.gguf", "/models/llama", "org/model", "plain"),
+        ("./my model.gguf", "/models/llama", "org/model", "plain", "hf://org/model"),
         ("gguf", "safetensors", "openvino"),
         ({}, {"hardware.servers": ["nvidia"], "hardware.gpus": 1},
          {"hardware.servers": ["nvidia", "cpu-x86"], "hardware.gpus": 4},
@@ -56,8 +60,7 @@ CASES: list[dict[str, Any]] = [
 def pieces(engine: Engine) -> list[Argument]:
     assert engine.launch is not None
     launch = engine.launch
-    in_files = [line for lines in (launch.files or {}).values() for line in lines]
-    return [*launch.environment, *launch.arguments, *launch.prepare, *in_files]
+    return [*launch.environment, *launch.arguments, *launch.prepare]
 
 
 @pytest.mark.parametrize("engine", CANDIDATES, ids=lambda e: e.id)
@@ -75,7 +78,7 @@ def test_commands_are_whole_in_every_case(engine: Engine) -> None:
         assert made is not None
         assert made.install
         assert made.source.startswith(("https://", "docs/"))
-        everything = [made.start, *made.prepare, *made.files.values()]
+        everything = [made.start, *made.prepare]
         assert not any(re.search(r"\{\w+\}", text) for text in everything)
         for text in (made.start, *made.prepare):
             words = shlex.split(text.replace("\\\n", " "))
@@ -114,8 +117,9 @@ def test_a_models_name_stays_one_word(engine: Engine, name: str) -> None:
     for text in (made.start, *made.prepare):
         words = shlex.split(text.replace("\\\n", " "))
         quoted = "hf://" + name if any(word.startswith("hf://") for word in words) else name
+        mounted = f"{name}:/model:ro"  # of a folder that a container is given
         if name in text or "rm -rf" in text or "id" in words:
-            assert quoted in words, text
+            assert quoted in words or mounted in words, text
 
 
 def test_conditions_choose_the_pieces() -> None:
@@ -152,4 +156,70 @@ def test_a_model_that_is_converted_first() -> None:
     assert "--model model.gguf" in made.start
     ollama = commands(ENGINES["ollama"], SERVERS, answers)
     assert ollama is not None
-    assert ollama.files == {"Modelfile": "FROM ./model\n"}
+    assert ollama.prepare[1] == (
+        "echo FROM ./model > Modelfile && ollama create local-model -f Modelfile"
+    )
+
+
+# ---- names of Tidemill's own
+
+
+@pytest.mark.parametrize("name", ["smollm2", "SmolLM2", "hf://org/model:Q4_K_M", "pypi://a#b.gguf"])
+@pytest.mark.parametrize("engine", CANDIDATES, ids=lambda e: e.id)
+def test_other_engines_are_given_the_path_of_what_only_tidemill_knows(
+    engine: Engine, name: str
+) -> None:
+    for format in ("gguf", "safetensors"):
+        answers = from_values({"model.name": name, "model.format": format})
+        made = commands(engine, SERVERS, answers, catalogue={"smollm2"})
+        assert made is not None
+        everything = "\n".join((made.start, *made.prepare))
+        if engine.id == "tidemill":
+            assert f"tidemill serve {shlex.quote(name)}" in everything
+        else:
+            path = f'"$(tidemill pull --path {shlex.quote(name)})"'
+            assert name not in everything.replace(path, "")
+            assert path in everything or engine.id in ("gpt4all", "mlc-llm")
+            assert not re.search(r"hf download|ollama pull| -hf ", everything)
+
+
+def test_the_path_is_where_the_model_is(tmp_path: Path) -> None:
+    """As printed, by a shell: with a model that is not in the store yet."""
+    home = tmp_path / "the home"
+    home.mkdir()
+    (tmp_path / "own.gguf").write_bytes(b"GGUF of mine")
+    (home / "catalogue.toml").write_text(f"[mine]\nsource = 'file://{tmp_path}/own.gguf'\n")
+    programs = {"tidemill": f'exec "{sys.executable}" -m tidemill "$@"', "llama-server": 'cat "$2"'}
+    for program, does in programs.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / program).chmod(0o755)
+    answers = from_values({"model.name": "mine"})
+    made = commands(ENGINES["llama.cpp"], SERVERS, answers, catalogue={"mine"})
+    assert made is not None
+    shell = {
+        **os.environ, "TIDEMILL_HOME": str(home), "PATH": f"{tmp_path}:{os.environ['PATH']}"
+    }  # fmt: skip
+    done = subprocess.run(
+        ["sh", "-c", made.start], env=shell, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "GGUF of mine"), done.stderr
+
+
+def test_a_folder_is_mounted_into_a_container() -> None:
+    answers = from_values({"model.name": "./llama", "model.format": "safetensors"})
+    made = commands(ENGINES["tgi"], SERVERS, answers)
+    assert made is not None
+    assert "-v ./llama:/model:ro" in made.start
+    assert "--model-id /model" in made.start
+
+
+def test_a_name_that_may_be_none_is_said() -> None:
+    def note(name: str) -> str:
+        values = {"model.name": name}
+        made = commands(ENGINES["ollama"], SERVERS, from_values(values), catalogue={"smollm2"})
+        assert made is not None
+        return made.note
+
+    assert "Whether Ollama knows a model `llama9` was not looked up." in note("llama9")
+    for name in ("smollm2", "org/model", "./llama9", "hf://org/model"):
+        assert "looked up" not in note(name)

@@ -7,17 +7,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from support.canned import always, canned
+from support.canned import always, canned, http
 from tidemill.bench.apart import run_apart
 from tidemill.bench.arrivals import Closed, Gamma, Load, Trace
 from tidemill.bench.client import Endpoint
 from tidemill.bench.measures import summarise
 from tidemill.bench.records import Record, Recording
-from tidemill.bench.run import BenchError, Plan, run
+from tidemill.bench.run import BenchError, Plan, Progress, run
 from tidemill.bench.selftest import mock_server, self_test
 from tidemill.bench.workload import Fixed, Shape, Workload
 
@@ -123,6 +124,55 @@ def test_failures_within_a_run_are_all_accounted_for() -> None:
     summary = summarise(recording)
     assert summary.good + sum(summary.errors.values()) == summary.requests
     assert set(summary.errors) == {"http_429", "closed"}
+
+
+GOOD = b'data: {"choices": [{"text": "a", "finish_reason": "stop"}]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("load", "answered", "phase", "waits_for"),
+    [
+        (Closed(2), 0, "first request", 1),
+        (Closed(2), 1, "warm-up", 2),
+        (Closed(1), 2, "measuring", 1),
+        (Trace((5.0, 5.1, 5.3)), 1, "ending", 3),
+    ],
+)
+def test_what_a_run_waits_for_is_told(
+    load: Load, answered: int, phase: str, waits_for: int
+) -> None:
+    """An endpoint that answers so many, and the others once it is told what is waited for."""
+    told = threading.Event()
+    seen: list[Progress] = []
+
+    def answer(connection: socket.socket, number: int) -> bool:
+        if number >= answered:
+            told.wait(60)
+        connection.sendall(http(GOOD, "text/event-stream"))
+        return True
+
+    def listen(progress: Progress) -> None:
+        if (progress.phase, progress.waits_for) == (phase, waits_for) and progress.at_most:
+            seen.append(progress)
+            told.set()
+
+    with canned(answer) as server:
+        recording = asyncio.run(
+            run(plan(server.url, load, seconds=0.4, warmup=0.05, timeout=50.0), listen)
+        )
+    assert all(r.error is None for r in recording.records)
+    assert 0 < (seen[0].at_most or 0) <= 50
+
+
+def test_more_tokens_than_were_asked_for_are_not_believed() -> None:
+    """Of an endpoint that claims a thousand for each piece of text, pieces are counted."""
+    usage = b'data: {"choices": [], "usage": {"completion_tokens": 1000}}\n\n'
+    with canned(always(http(GOOD + usage, "text/event-stream"))) as server:
+        recording = asyncio.run(run(plan(server.url, Closed(2), requests=10)))
+    summary = summarise(recording)
+    assert summary.good >= 10
+    assert summary.mean_output_tokens == 1
+    assert not summary.counted
 
 
 def test_a_run_apart_is_the_same_and_watches_processes(url: str) -> None:

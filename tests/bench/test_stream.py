@@ -56,6 +56,19 @@ def test_times_are_of_pieces_with_text() -> None:
     assert (answer.prompt_tokens, answer.output_tokens, answer.cached_tokens) == (7, 5, 3)
 
 
+@pytest.mark.parametrize(
+    ("asked", "pieces", "counted"),
+    [
+        (5, 2, 5),
+        (4, 2, None),  # 5 of 4
+        (4, 5, 5),  # it does not heed what was asked for
+    ],
+)
+def test_a_count_that_cannot_be_is_none(asked: int, pieces: int, counted: int | None) -> None:
+    reply = reply_of([event(chat("a"))] * pieces + [event(USAGE) + DONE])
+    assert read(reply, asked).output_tokens == counted
+
+
 def test_completions_reasoning_and_calls_are_text_too() -> None:
     answer = read(
         reply_of(

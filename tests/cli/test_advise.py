@@ -66,7 +66,10 @@ def test_weights_change_the_ranking(tidemill: Tidemill) -> None:
 
 def test_answers_are_written_and_read_back(tmp_path: Path, tidemill: Tidemill) -> None:
     path = tmp_path / "case.toml"
-    first = tidemill("advise", "--defaults", "--write-answers", str(path))
+    first = tidemill("advise", "--defaults")
+    written = tidemill("advise", "--defaults", "--write-answers", str(path))
+    assert (written.returncode, written.stdout) == (0, "")
+    assert written.stderr == f"{path}: written, to be filled in\n"
     second = tidemill("advise", "--answers", str(path))
     assert second.returncode == 0
     assert second.stdout == first.stdout.replace(" (assumed)", "").replace(

@@ -33,6 +33,7 @@ CASES: list[dict[str, Any]] = [
         "team.operations": "dedicated", "model.format": "safetensors", "model.bits": 16,
         "model.name": "org/model", "case.current": "tensorrt-llm", "case.stage": "production",
     },
+    {"model.name": "smollm2", "case.current": "ollama"},
     {
         "hardware.servers": ["nvidia"], "hardware.gpus": 1, "hardware.edge": ["cpu-arm"],
         "case.stage": "edge", "load.peak_concurrency": 64, "case.current": "mlx-lm",
@@ -75,6 +76,12 @@ def test_every_engine_can_be_measured_under_every_workload(engine: Engine) -> No
         assert bool(command) == bool(engine.id in STARTED or has_address)
         if command:
             check(command)
+
+
+def test_a_repository_is_what_the_bench_takes_for_one() -> None:
+    answers = from_values({"model.name": "org/model"})
+    case = Case(Part("local", "servers", False, ""), answers, Evidence())
+    assert "--target llama.cpp:hf://org/model " in bench_command(KNOWN["llama.cpp"], case)
 
 
 def test_the_bench_starts_those_that_are_said_to_be_started() -> None:

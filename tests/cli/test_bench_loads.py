@@ -314,8 +314,9 @@ def test_wrong_options(
 
 def progress(**fields: Any) -> Progress:
     given = {
-        "phase": "measuring", "seconds": 12.0, "left": 42.4, "sent": 20, "ended": 17, "failed": 0,
-        "request_rate": 1.52, "output_rate": 80.4, "ttft_p50": 0.1204, "ttft_p99": 1.3,
+        "phase": "measuring", "seconds": 12.0, "left": 42.4, "waits_for": 0, "at_most": None,
+        "sent": 20, "ended": 17, "failed": 0, "request_rate": 1.52, "output_rate": 80.4,
+        "ttft_p50": 0.1204, "ttft_p99": 1.3,
     } | fields  # fmt: skip
     return Progress(**given)
 
@@ -324,9 +325,12 @@ def test_how_far_a_run_is() -> None:
     assert line(progress()) == (
         "measuring 42 s | 20 sent, 3 in flight | 1.5/s, 80 tok/s | TTFT 120/1300 ms"
     )
-    assert line(progress(phase="ending", failed=2, ttft_p50=None)) == (
-        "ending | 20 sent, 3 in flight, 2 failed"
+    ending = progress(phase="ending", left=0.0, waits_for=3, at_most=88.2, failed=2, ttft_p50=None)
+    assert line(ending) == (
+        "ending, waiting for 3 answers, 88 s at most | 20 sent, 3 in flight, 2 failed"
     )
+    late = progress(left=0.0, waits_for=1, ttft_p50=None)
+    assert line(late) == "measuring, waiting for 1 answer | 20 sent, 3 in flight"
 
 
 def test_a_terminal_has_one_line_that_is_cleared(

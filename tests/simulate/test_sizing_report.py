@@ -122,6 +122,17 @@ def test_the_command_of_a_gpu() -> None:
     )
 
 
+def test_what_no_engine_can_serve_is_not_in_a_command() -> None:
+    for shape in ("llama-3.1-8b", "here/config.json"):
+        assert command(option("gpu"), shape).startswith("vllm serve MODEL ")
+        assert command(option(kind="cpu"), shape).startswith("tidemill serve MODEL ")
+    ours = command(option("gpu"), "smollm2")
+    assert ours.startswith('vllm serve "$(tidemill pull --path smollm2)" ')
+    report = blocks(sizing(), "llama-3.1-8b", "short-chat")
+    assert "MODEL is the model itself" in as_markdown(report)
+    assert "MODEL is the model itself" not in text_of(sizing())
+
+
 def test_the_command_of_a_cpu_is_one_of_ours() -> None:
     (arguments,) = tidemill_calls(command(option(kind="cpu"), "smollm2"))
     assert arguments == ["serve", "smollm2", "--max-sequences", "64", "--context", "4096"]

@@ -59,6 +59,15 @@ def test_pull_json(tidemill, repo):
     assert described["license"] == "mit"
 
 
+def test_pull_for_a_shell(tidemill, repo):
+    code, out, err = tidemill("pull", "--path", repo)
+    assert code == 0
+    (model,) = store.list_models()
+    assert out == f"{model.path}\n"
+    assert "200.0 kB" in err
+    assert tidemill("pull", "--path", "--json", repo)[0] == 2
+
+
 def test_pull_of_an_unknown_name(tidemill):
     code, out, err = tidemill("pull", "smolm2")
     assert code == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Literal
 
 from tidemill.advise import risks
@@ -81,11 +81,15 @@ def advise(
     evidence: Evidence | None = None,
     weights: Mapping[Dimension, float] = WEIGHTS,
     max_age: int = MAX_AGE,
+    catalogue: Container[str] = (),
 ) -> Advice:
-    """The advice for a case, from facts, and from numbers where there are any."""
+    """The advice for a case, from facts, and from numbers where there are any. catalogue: names of
+    models that ``tidemill pull`` brings."""
     evidence = evidence or Evidence()
     plan = choose(traits(answers))
-    choices = tuple(_choose(part, answers, engines, evidence, weights) for part in plan.parts)
+    choices = tuple(
+        _choose(part, answers, engines, evidence, weights, catalogue) for part in plan.parts
+    )
     stale = {
         engine.id: tuple(names)
         for engine in engines.values()
@@ -179,6 +183,7 @@ def _choose(
     engines: Mapping[str, Engine],
     evidence: Evidence,
     weights: Mapping[Dimension, float],
+    catalogue: Container[str],
 ) -> Choice:
     case = Case(part, answers, evidence)
     candidates = tuple(rank(case, engines, weights))
@@ -190,7 +195,7 @@ def _choose(
     numbers: dict[str, Number] = {}
     if chosen is not None:
         extra = _enabled(component, chosen)
-        made = commands(chosen.engine, part, answers, extra)
+        made = commands(chosen.engine, part, answers, extra, catalogue)
         found = tuple(risks.of(chosen.engine, case, engines.get(answers.current)))
         numbers = _numbers(chosen, answers)
     return Choice(

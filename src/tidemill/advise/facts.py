@@ -139,7 +139,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A piece of a command line, or of a file, that is there if ``when`` holds."""
+    """A piece of a command line that is there if ``when`` holds."""
 
     text: str
     when: str = ""
@@ -148,16 +148,16 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How to install and start an engine. ``{name}`` in a text stands for a setting; see
-    ``launch.py``."""
+    ``launch.py``. ``takes_names``: models may be called what ``tidemill pull`` calls them."""
 
     install: str
     source: Source
     environment: tuple[Argument, ...] = ()
     arguments: tuple[Argument, ...] = ()
     prepare: tuple[Argument, ...] = ()
-    files: Mapping[str, tuple[Argument, ...]] | None = None
     url: str = ""
     note: str = ""
+    takes_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,21 +290,20 @@ def _source(entry: Any, where: str) -> Source:
 
 def _launch(entry: Any, sources: Mapping[str, Source], where: str) -> Launch:
     entry = _as_table(entry, where)
-    optional = {"environment", "prepare", "files", "url", "note", "arguments"}
+    optional = {"environment", "prepare", "url", "note", "arguments", "takes_names"}
     _keys(entry, where, {"install", "source"}, optional)
-    files = {
-        name: _arguments(lines, f"{where}.files.{name}")
-        for name, lines in _table(entry, "files", where).items()
-    }
+    takes_names = entry.get("takes_names", False)
+    if not isinstance(takes_names, bool):
+        raise FactsError(f"{where}: takes_names is true or false")
     return Launch(
         install=_text(entry["install"], where),
         source=_known_source(entry["source"], sources, where),
         environment=_arguments(entry.get("environment", []), f"{where}.environment"),
         arguments=_arguments(entry.get("arguments", []), f"{where}.arguments"),
         prepare=_arguments(entry.get("prepare", []), f"{where}.prepare"),
-        files=files,
         url=_text(entry.get("url", ""), f"{where}.url"),
         note=_text(entry.get("note", ""), f"{where}.note"),
+        takes_names=takes_names,
     )
 
 

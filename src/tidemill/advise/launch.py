@@ -1,13 +1,13 @@
-"""Ready-to-run commands and files for an engine, from the templates in its facts."""
+"""Ready-to-run commands for an engine, from the templates in its facts."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from tidemill.advise.answers import Answers
-from tidemill.advise.facts import Argument, Engine, Launch
+from tidemill.advise.facts import Argument, Engine
 from tidemill.advise.flow import Part, gpus_of, hardware_of, in_flight
 from tidemill.advise.questions import GPUS
 from tidemill.advise.rules import converts
@@ -15,8 +15,8 @@ from tidemill.records import dataclass
 
 CONDITIONS = (
     "gpu", "no-gpu", "several-gpus", "stays-local", "access-control", "local-file", "by-name",
-    "gguf-file", "not-gguf-file", "openvino-format", "not-openvino", "converts", "converts-by-name",
-    "ready", "repository", "not-repository", "repository-offline",
+    "gguf-file", "not-gguf-file", "converts", "converts-by-name", "ready", "repository",
+    "not-repository", "repository-offline",
 )  # fmt: skip
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
@@ -25,25 +25,31 @@ SETTINGS = ("model", "folder", "context", "total_context", "slots", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """What to type: once to install, before the start, and to start; files to have beside it."""
+    """What to type: once to install, before the start, and to start."""
 
     install: str
     prepare: tuple[str, ...]
     start: str
-    files: Mapping[str, str]
     url: str
     note: str
     source: str
 
 
-def commands(engine: Engine, part: Part, answers: Answers, extra: str = "") -> Commands | None:
-    """None for an engine without a template. extra: what a component adds to the command line."""
+def commands(
+    engine: Engine, part: Part, answers: Answers, extra: str = "", catalogue: Container[str] = ()
+) -> Commands | None:
+    """None for an engine without a template. extra: what a component adds to the command line.
+    catalogue: names of models that ``tidemill pull`` brings, as it does URLs; other engines are
+    given the path."""
     launch = engine.launch
     if launch is None:
         return None
-    holds = _conditions(engine, part, answers)
-    plain = _settings(part, answers)
-    settings = {name: _quoted(value) for name, value in plain.items()}
+    name = answers.name
+    is_pulled = ("://" in name or name.lower() in catalogue) and not launch.takes_names
+    model = pulled(name) if is_pulled else _quoted(name)
+    is_local = is_pulled or is_path(name)
+    holds = _conditions(engine, part, answers, is_local)
+    settings = _settings(part, answers, model, is_local)
     environment = _chosen(launch.environment, holds, settings)
     arguments = _chosen(launch.arguments, holds, settings)
     if extra:
@@ -51,26 +57,17 @@ def commands(engine: Engine, part: Part, answers: Answers, extra: str = "") -> C
     start = " \\\n    ".join(arguments)
     if environment and start:
         start = " ".join(environment) + " " + start
+    note = launch.note
+    if not (is_local or launch.takes_names or is_repository(name)):
+        note = f"Whether {engine.name} knows a model `{name}` was not looked up. {note}".strip()
     return Commands(
         install=launch.install,
         prepare=tuple(_chosen(launch.prepare, holds, settings)),
         start=start,
-        files=_files(launch, holds, plain),
         url=launch.url,
-        note=launch.note,
+        note=note,
         source=launch.source.url,
     )
-
-
-def _files(
-    launch: Launch, holds: Mapping[str, bool], settings: Mapping[str, str]
-) -> dict[str, str]:
-    made = {}
-    for name, lines in (launch.files or {}).items():
-        text = _chosen(lines, holds, settings)
-        if text:
-            made[name] = "\n".join(text) + "\n"
-    return made
 
 
 def _chosen(
@@ -83,27 +80,24 @@ def _chosen(
     ]
 
 
-def _conditions(engine: Engine, part: Part, answers: Answers) -> dict[str, bool]:
+def _conditions(engine: Engine, part: Part, answers: Answers, is_local: bool) -> dict[str, bool]:
     on_gpu = any(
         kind in GPUS and engine.has("hardware", kind) for kind in hardware_of(part, answers)
     )
     converted = converts(engine, answers)
-    a_file = is_path(answers.name)
-    repository = "/" in answers.name and not a_file and "://" not in answers.name
+    repository = is_repository(answers.name)
     holds = {
         "gpu": on_gpu,
         "no-gpu": not on_gpu and "apple" not in hardware_of(part, answers),
         "several-gpus": on_gpu and gpus_of(part, answers) > 1,
         "stays-local": answers.stays_local,
         "access-control": answers.access_control,
-        "local-file": a_file and not converted,
-        "by-name": not a_file and not converted,
-        "gguf-file": a_file and answers.format == "gguf",
-        "not-gguf-file": not (a_file and answers.format == "gguf"),
-        "openvino-format": answers.format == "openvino",
-        "not-openvino": answers.format != "openvino",
+        "local-file": is_local and not converted,
+        "by-name": not is_local and not converted,
+        "gguf-file": is_local and answers.format == "gguf",
+        "not-gguf-file": not (is_local and answers.format == "gguf"),
         "converts": converted,
-        "converts-by-name": converted and not a_file,
+        "converts-by-name": converted and not is_local,
         "ready": not converted,
         "repository": repository,
         "not-repository": not repository,
@@ -113,12 +107,12 @@ def _conditions(engine: Engine, part: Part, answers: Answers) -> dict[str, bool]
     return holds
 
 
-def _settings(part: Part, answers: Answers) -> dict[str, str]:
+def _settings(part: Part, answers: Answers, model: str, is_local: bool) -> dict[str, str]:
     slots = in_flight(part, answers)
     return {
-        "model": answers.name,
+        "model": model,
         # Where a model that has to be converted is, or is downloaded to.
-        "folder": answers.name if is_path(answers.name) else "./model",
+        "folder": model if is_local else "./model",
         "context": str(answers.context),
         "total_context": str(answers.context * slots),
         "slots": str(slots),
@@ -131,6 +125,16 @@ def _quoted(text: str) -> str:
     return "~/" + shlex.quote(text[2:]) if text.startswith("~/") else shlex.quote(text)
 
 
+def pulled(name: str) -> str:
+    """In a shell, the path of a model that ``tidemill pull`` brings."""
+    return f'"$(tidemill pull --path {shlex.quote(name)})"'
+
+
 def is_path(name: str) -> bool:
     """Whether a model's name is a path."""
     return name.startswith(("/", "./", "../", "~")) or name.endswith((".gguf", ".safetensors"))
+
+
+def is_repository(name: str) -> bool:
+    """Whether it is ``owner/model``, of the Hugging Face hub."""
+    return "/" in name and "://" not in name and not is_path(name)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tidemill.advise.answers import Answers
 from tidemill.advise.facts import Engine
+from tidemill.advise.launch import is_repository
 from tidemill.advise.rules import Case
 from tidemill.records import dataclass
 
@@ -104,5 +105,6 @@ def bench_command(engine: Engine, case: Case) -> str:
 
 def _target(engine: Engine, answers: Answers) -> str:
     if engine.id in STARTED:
-        return shlex.quote(f"{engine.id}:{answers.name}")
+        model = f"hf://{answers.name}" if is_repository(answers.name) else answers.name
+        return shlex.quote(f"{engine.id}:{model}")
     return engine.launch.url if engine.launch is not None else ""

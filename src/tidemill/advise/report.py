@@ -13,7 +13,7 @@ from tidemill.advise.facts import CLASSES, MAX_AGE, Engine
 from tidemill.advise.flips import Decision, Flip, Flips
 from tidemill.advise.questions import QUESTIONS
 from tidemill.advise.scores import DIMENSIONS
-from tidemill.presentation.document import Bars, Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.presentation.document import Bars, Block, Bullets, Command, Heading, Paragraph, Table
 
 _PLACES = {"servers": "on the servers", "edge": "at the edge"}
 
@@ -65,7 +65,7 @@ def _choice(advice: Advice, choice: Choice) -> Iterator[Block]:
     for step in choice.steps:
         yield Bullets((step.text,))
         if step.command:
-            yield Code(step.command)
+            yield Command(step.command)
 
 
 def _commands(choice: Choice) -> Iterator[Block]:
@@ -74,13 +74,11 @@ def _commands(choice: Choice) -> Iterator[Block]:
     if made is None:
         yield Paragraph("There is no command for it: it is a library, or no engine was found.")
         return
-    yield Code(made.install)
-    for name, text in made.files.items():
-        yield Code(text, name)
+    yield Command(made.install)
     if made.prepare:
-        yield Code("\n".join(made.prepare))
+        yield Command("\n".join(made.prepare))
     if made.start:
-        yield Code(made.start)
+        yield Command(made.start)
     told = f"It answers at {made.url}." if made.url else ""
     source = f"The options are from {made.source}."
     yield Paragraph(" ".join(text for text in (told, made.note, source) if text))
@@ -286,7 +284,6 @@ def _part(advice: Advice, choice: Choice) -> dict[str, Any]:
         if made is None
         else {
             "install": made.install,
-            "files": made.files,
             "prepare": made.prepare,
             "start": made.start,
             "url": made.url,

@@ -15,7 +15,8 @@ class Record(msgspec.Struct):
 
     ``due``: when it was to be sent; ``sent``: when it was; ``times``: when each piece of its text
     came; ``ended``: when the answer was over. Numbers of tokens are the endpoint's own, None where
-    it told none. ``error`` is None, or of which kind (``stream.Answer``); ``detail`` says more.
+    it told none that can be. ``error`` is None, or of which kind (``stream.Answer``); ``detail``
+    says more.
     ``warmup``: it was due before the measured window. ``index`` is the conversation's number, of
     which this was turn ``turn``. ``verdict``: of an answer that was checked.
     """

@@ -387,8 +387,8 @@ def _notes(
     notes = []
     if summary.good and not summary.counted:
         notes.append(
-            "the endpoint does not count tokens (usage): each piece of text counts as one, so "
-            "tokens/s and TPOT may be off"
+            "the endpoint does not count tokens (usage), or counts more than were asked for: each "
+            "piece of text counts as one, so tokens/s and TPOT may be off"
         )
     if summary.short and not scenario.checked:
         notes.append(

@@ -64,18 +64,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
+Phase = Literal["first request", "warm-up", "measuring", "ending"]
+
+
 class BenchError(Exception):
     """The run makes no sense: the endpoint does not answer, or not as it should."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a run is, ``seconds`` after its beginning. ``left``: until nothing new is sent, at
-    least. Requests so far, warm-up included. What follows is of the good answers that came to their
-    end in the last 10 s: how many a second, their tokens, their TTFT (None: there were none)."""
+    least. ``waits_for``: answers that it goes on after, whatever the time (0: it goes by the time),
+    and ``at_most`` for how long (None: not known). Requests so far, warm-up included. What follows
+    is of the good answers that came to their end in the last 10 s: how many a second, their tokens,
+    their TTFT (None: there were none)."""
 
-    phase: Literal["warm-up", "measuring", "ending"]
+    phase: Phase
     seconds: float
     left: float
+    waits_for: int
+    at_most: float | None
     sent: int
     ended: int
     failed: int
@@ -142,10 +149,13 @@ class _Run:
         self._records: list[Record] = []
         self._opened = self._closed = 0.0
         self._over = asyncio.Event()  # the window has closed
+        self._loaded = False  # the first request has succeeded, and the load begins
+        self._beginners = 0  # streams of a closed loop whose first request has not ended
         self._finished = 0  # requests, within the window
         self._began = time.monotonic()
         self._closing = self._began + plan.warmup + plan.seconds  # as far as it is known
         self._sent = self._failed = 0
+        self._last_sent = self._began
         self._meter = CpuMeter(())
         self._client_cpu = 0.0
         self._watched: dict[int, float] = {}
@@ -164,12 +174,12 @@ class _Run:
                 f"{endpoint.url}, model {endpoint.model!r}: the first request failed, "
                 f"{record.error}: {record.detail}"
             )
+        self._loaded = True
 
     async def closed_loop(self, concurrency: int) -> None:
-        beginners = concurrency  # streams whose first request has not ended
+        self._beginners = concurrency
 
         async def stream(delay: float) -> None:
-            nonlocal beginners
             await asyncio.sleep(delay)
             first = True
             talk: _Conversation | None = None
@@ -178,8 +188,8 @@ class _Run:
                 record, answer = await self._send(talk, time.monotonic())
                 if first:
                     first = False
-                    beginners -= 1
-                    if not beginners:
+                    self._beginners -= 1
+                    if not self._beginners:
                         self._open(time.monotonic())
                 elif self._opened and not self._closed:
                     self._finished += 1
@@ -238,8 +248,9 @@ class _Run:
     async def _send(self, talk: _Conversation, due: float) -> tuple[Record, Answer]:
         prompt = talk.prompt
         self._sent += 1
+        self._last_sent = time.monotonic()
         reply = await self.client.send(talk.body, prompt.shape.tenant)
-        answer = read(reply)
+        answer = read(reply, prompt.max_tokens)
         record = Record(
             talk.index, prompt.shape.name, due, reply.sent, reply.ended, answer.times,
             answer.prompt_tokens, answer.cached_tokens, answer.output_tokens,
@@ -266,14 +277,30 @@ class _Run:
         good = [r for r in latest if r.error is None and r.times and r.ended >= since]
         firsts = sorted(r.times[0] - r.due for r in good)
         span = max(now - since, _PROGRESS_EVERY)
+        phase, waits_for = self._phase(now)
+        # All that are in flight have ended by then. Streams that go on may take any time for more.
+        last = self._last_sent + self._plan.timeout
+        bounded = waits_for <= self._sent - len(self._records)
         return Progress(
-            phase="ending" if self._closed else "measuring" if self._opened else "warm-up",
-            seconds=now - self._began, left=max(0.0, self._closing - now), sent=self._sent,
-            ended=len(self._records), failed=self._failed, request_rate=len(good) / span,
-            output_rate=sum(r.tokens for r in good) / span,
+            phase=phase, seconds=now - self._began, left=max(0.0, self._closing - now),
+            waits_for=waits_for, at_most=max(0.0, last - now) if bounded else None,
+            sent=self._sent, ended=len(self._records), failed=self._failed,
+            request_rate=len(good) / span, output_rate=sum(r.tokens for r in good) / span,
             ttft_p50=firsts[(len(firsts) - 1) // 2] if firsts else None,
             ttft_p99=firsts[math.ceil(0.99 * len(firsts)) - 1] if firsts else None,
         )  # fmt: skip
+
+    def _phase(self, now: float) -> tuple[Phase, int]:
+        """And the answers that have to come before it can end."""
+        if self._closed:
+            return "ending", self._sent - len(self._records)
+        if self._opened:
+            closed_loop = isinstance(self._plan.load, Closed)
+            late = closed_loop and now >= self._closing
+            return "measuring", max(1, self._plan.requests - self._finished) if late else 0
+        if self._loaded:
+            return "warm-up", self._beginners
+        return "first request", 1
 
     def _open(self, now: float) -> None:
         self._meter = CpuMeter(self._plan.watch)

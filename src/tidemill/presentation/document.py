@@ -48,20 +48,27 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """``name`` is a file's, or empty for what is typed."""
+class Command:
+    """What is typed into a shell."""
 
     text: str
-    name: str = ""
 
 
-# Widest column of a table in text, but for the last.
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One that is made of characters."""
+
+    text: str
+
+
+# Widest column of a table in text, but for the last; and what that has at least, if it needs it.
 _WIDEST = 34
+_LEAST = 20
 
 # Characters of a whole bar in text.
 _BAR = 6
 
-Block = Heading | Paragraph | Bullets | Table | Bars | Code
+Block = Heading | Paragraph | Bullets | Table | Bars | Command | Picture
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:
@@ -80,9 +87,10 @@ def as_markdown(blocks: Iterable[Block]) -> str:
             case Bars(columns, bars):
                 cells = [(row, *(f"{share:.2f}" for share in shares)) for row, shares in bars]
                 made.append(_markdown_table(columns, cells))
-            case Code(text, name):
-                title = f"`{name}`:\n\n" if name else ""
-                made.append(title + markdown.code(text.rstrip(), "" if name else "sh"))
+            case Command(text):
+                made.append(markdown.code(text.rstrip(), "sh"))
+            case Picture(text):
+                made.append(markdown.code(text.rstrip()))
     return "\n\n".join(made) + "\n"
 
 
@@ -102,9 +110,11 @@ def as_text(blocks: Iterable[Block], width: int = 88) -> str:
             case Bars(columns, bars):
                 cells = [(row, *(f"{s:.2f} {_bar(s)}" for s in shares)) for row, shares in bars]
                 made.append(_text_table(columns, cells, width))
-            case Code(text, name):
-                title = f"{name}:\n" if name else ""
-                made.append(title + textwrap.indent(text.rstrip(), "    "))
+            case Command(text):
+                lines = itertools.chain(*(_broken(line, width - 4) for line in text.splitlines()))
+                made.append(textwrap.indent("\n".join(lines), "    "))
+            case Picture(text):
+                made.append(textwrap.indent(text.rstrip(), "    "))
     return "\n\n".join(made) + "\n"
 
 
@@ -124,10 +134,9 @@ def as_html(blocks: Iterable[Block]) -> str:
             case Bars(columns, bars):
                 cells = [[_inline(row), *map(_html_bar, shares)] for row, shares in bars]
                 made.append(_html_table(columns, cells))
-            case Code(text, name):
-                title = f"<figcaption>{escape(name)}</figcaption>" if name else ""
+            case Command(text) | Picture(text):
                 code = f'<pre tabindex="0"><code>{escape(text.rstrip())}</code></pre>'
-                made.append(f"<figure>{title}{code}</figure>")
+                made.append(f"<figure>{code}</figure>")
     return "\n".join(made) + "\n"
 
 
@@ -197,10 +206,16 @@ def _markdown(text: str) -> str:
 
 
 def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Columns as wide as they need, up to a share of the width; the last has what is left."""
+    """Columns as wide as they need, up to a share of the width; the last has what is left, and the
+    widest give way where that is too little."""
     lines = [columns, *rows]
-    widths = [min(max(len(row[i]) for row in lines), _WIDEST) for i in range(len(columns) - 1)]
-    widths.append(max(20, width - sum(widths) - 2 * len(widths)))
+    *widths, last = (max(map(len, column)) for column in zip(*lines, strict=True))
+    widths = [min(each, _WIDEST) for each in widths]
+    left = width - sum(widths) - 2 * len(widths)
+    while left < min(last, _LEAST) < max(widths, default=0):
+        widths[widths.index(max(widths))] -= 1
+        left += 1
+    widths.append(max(left, min(last, _LEAST)))
     made = []
     for row in lines:
         cells = [_wrapped(cell, w) for cell, w in zip(row, widths, strict=True)]
@@ -208,6 +223,35 @@ def _text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
             padded = (f"{part:<{w}}" for part, w in zip(parts, widths, strict=True))
             made.append("  ".join(padded).rstrip())
     return "\n".join(made)
+
+
+# A word of a shell: what is quoted belongs to it.
+_WORD = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""")
+
+
+def _broken(line: str, width: int) -> list[str]:
+    """A line of a command, broken before options if it is too long, so that it still means the
+    same: with a backslash, which no comment takes, and not within quotes."""
+    body = line.removesuffix(" \\")
+    words = _WORD.findall(body)
+    left_over = _WORD.sub("", body).strip()  # a quote without its other one
+    if len(line) <= width or not words or left_over or any(word[0] == "#" for word in words):
+        return [line]
+    options: list[str] = []  # each with its values
+    for word in words:
+        if options and word[0] != "-":
+            options[-1] += " " + word
+        else:
+            options.append(word)
+    indent = line[: len(line) - len(line.lstrip())]
+    made = [indent + options[0]]
+    for option in options[1:]:
+        if len(made[-1]) + len(option) + len("  \\") <= width:
+            made[-1] += " " + option
+        else:
+            made[-1] += " \\"
+            made.append(f"{indent or '    '}{option}")
+    return [*made[:-1], made[-1] + line[len(body) :]]
 
 
 def _wrapped(text: str, width: int) -> list[str]:

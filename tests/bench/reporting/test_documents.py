@@ -179,20 +179,20 @@ def test_what_was_done_twice_is_told_apart() -> None:
     assert len(set(found)) == 2
     assert all("at a time" in label for label in found)
     found = labels(measurement(), measurement(seed=1))
-    assert found == ["tidemill, short-chat-tidemill-0", "tidemill, short-chat-tidemill-1"]
+    assert found == ["tidemill (short-chat-tidemill-0)", "tidemill (short-chat-tidemill-1)"]
 
 
 def test_a_point_without_others_is_a_run_like_any() -> None:
     lone = measurement(load("short-chat").scaled(0.5), series="a", id="lone")
     found = labels(measurement(), lone)
-    assert found == ["tidemill, lone", "tidemill, short-chat-tidemill-0"]
-    assert "tidemill, lone" in said(measurement(), lone)
+    assert found == ["tidemill (lone)", "tidemill (short-chat-tidemill-0)"]
+    assert "tidemill (lone)" in said(measurement(), lone)
 
 
 def test_runs_of_one_name_that_were_asked_otherwise_are_no_repeats() -> None:
     other = measurement(load("short-chat").scaled(0.5), name="a", id="other")
     found = labels(measurement(name="a", id="one"), other)
-    assert found == ["tidemill, one", "tidemill, other"]
+    assert found == ["tidemill (one)", "tidemill (other)"]
     repeats = runs.group([measurement(name="a"), measurement(name="a", seed=1)])
     assert [one.title for one in repeats[0].runs] == ["tidemill (1)", "tidemill (2)"]
 

@@ -247,6 +247,17 @@ def test_labels_that_would_be_formulas_are_text() -> None:
     assert r"$\frac{<b>&amp;$" in words_in(picture)
 
 
+def test_long_labels_keep_what_tells_them_apart() -> None:
+    ids = [f"short-chat-tidemill-smollm2-gguf-1130-{end}" for end in ("1827-tq5", "1857-pyy")]
+    runs = [measurement(id=id, seed=i) for i, id in enumerate(ids)]
+    (picture, *_) = latency.distributions("x", shown(*runs))
+    said = words_in(picture)
+    assert "tidemill (short…ll-smollm2-gguf-1130-1827-tq5)" in said
+    assert "1857-pyy)" in said
+    assert figures.short("a" * 46) == "a" * 46
+    assert len(figures.short("a" * 47)) == 46
+
+
 @pytest.mark.parametrize(("low", "high"), [(1e-5, 1e-5), (0.02, 0.021), (0.001, 300.0), (0, 0)])
 def test_axes_of_seconds_have_a_few_ticks(low: float, high: float) -> None:
     ticks = figures._ticks(*figures._room(low, high))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tidemill.bench.reporting import appendix, scenarios, summary, words
 from tidemill.bench.reporting.comparing import Comparisons
 from tidemill.bench.reporting.document import Document
-from tidemill.bench.reporting.runs import Group, group
+from tidemill.bench.reporting.runs import Group, group, who
 from tidemill.bench.result import Measurement
 
 
@@ -32,11 +32,11 @@ def document(runs: Sequence[Measurement]) -> Document:
 def _subtitle(groups: Sequence[Group]) -> str:
     """What it is about; without the time at which it was made, as the runs have their own."""
     every = [one for one_group in groups for one in one_group.every]
-    targets = list(dict.fromkeys(one.label for one in every))
-    who = words.listed(targets) if len(targets) <= 4 else f"{len(targets)} targets"
+    targets = sorted({who(one.result) for one in every})
+    whom = words.listed(targets) if len(targets) <= 4 else f"{len(targets)} targets"
     times = sorted(words.moment(one.result.when) for one in every)
     when = times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
     return (
-        f"{who}, on {words.count(len(groups), 'scenario')}: {words.count(len(every), 'run')}, "
+        f"{whom}, on {words.count(len(groups), 'scenario')}: {words.count(len(every), 'run')}, "
         f"measured {when} UTC"
     )

@@ -23,7 +23,7 @@ from tidemill.bench.reporting.words import clean, plain
 WIDTH, HEIGHT = 4.6, 3.3
 """Inches; of each picture. Small, so that type is as large on a phone."""
 
-LONGEST = 46
+_LONGEST = 46
 """Letters that fit into a line."""
 
 _APART = 0.13
@@ -71,13 +71,21 @@ def legend(figure: Figure, handles: Sequence[Artist], labels: Sequence[str]) -> 
     """Above the axes; beside each other if they are short. Repeats have one entry."""
     entries = dict(zip(reversed(labels), reversed(handles), strict=True))
     names = list(dict.fromkeys(labels))
-    said = [clean(name, LONGEST) for name in names]
+    said = [short(name) for name in names]
     widest = max(map(len, said), default=0)
     columns = max(1, min(len(names), 62 // (widest + 7)))
     figure.legend(
         [entries[name] for name in names], said, loc="outside upper left", ncols=columns,
         borderaxespad=0.2, columnspacing=1.4,
     )  # fmt: skip
+
+
+def short(label: str) -> str:
+    """Not too long for a picture; cut in the middle, as its end may be what tells it apart."""
+    label = clean(label, 4 * _LONGEST)
+    begin = _LONGEST // 3
+    whole = len(label) <= _LONGEST
+    return label if whole else f"{label[:begin]}…{label[begin + 1 - _LONGEST :]}"
 
 
 def in_seconds(axis: Axes, which: str, low: float, high: float) -> None:

@@ -152,7 +152,7 @@ def _labels(results: Sequence[Result]) -> list[str]:
         for result, label in zip(results, labels, strict=True):
             several.setdefault(_place(label, result), set()).add(apart(result))
         labels = [
-            f"{label}, {clean(last(result))}"
+            f"{label} ({clean(last(result))})"
             if not result.series and len(several[_place(label, result)]) > 1
             else label
             for result, label in zip(results, labels, strict=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.patches import Patch
 
 from tidemill.bench.report import seconds
-from tidemill.bench.reporting import figures, words
+from tidemill.bench.reporting import figures
 from tidemill.bench.reporting.document import Picture
 from tidemill.bench.reporting.runs import Shown
 from tidemill.bench.starts import medians
@@ -63,7 +63,7 @@ def bars(name: str, shown: Sequence[Shown]) -> Picture | None:
             textcoords="offset points", va="center", color=figures.INK,
         )  # fmt: skip
         axis.annotate(
-            f"{words.clean(one.label, figures.LONGEST)}, {'cold' if cold else 'warm'}",
+            f"{figures.short(one.label)}, {'cold' if cold else 'warm'}",
             (0, row - 0.27), xytext=(2, 1), textcoords="offset points", color=figures.INK,
         )  # fmt: skip
         parts = ", ".join(f"{seconds(n)} {PHASES[phase]}" for phase, n in lengths.items())

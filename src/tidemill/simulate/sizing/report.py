@@ -7,10 +7,21 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from tidemill.presentation.document import Block, Bullets, Code, Heading, Paragraph, Table
+from tidemill.advise.launch import pulled
+from tidemill.presentation.document import (
+    Block,
+    Bullets,
+    Command,
+    Heading,
+    Paragraph,
+    Picture,
+    Table,
+)
+from tidemill.simulate.shapes import shape_names
 from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
+from tidemill.store import load_catalogue
 
 _OUT = {
     "memory": "does not fit",
@@ -78,7 +89,9 @@ def _winner(sizing: Sizing, model: str) -> Iterator[Block]:
         f"{entry.devices} {devices}{_prices(entry)}: {entry.replicas - sizing.goal.spare} of the "
         f"{entry.replicas} replicas carry the peak. {_by(sizing.measure)}"
     )
-    yield Code(command(entry.option, model))
+    yield Command(command(entry.option, model))
+    if _is_shape(model):
+        yield Paragraph("MODEL is the model itself: to size it, its shape was enough.")
     yield Table(
         ("without the spare ones", "expected", "step times -", "step times +", "limit"),
         tuple(_figures(sizing, verified)),
@@ -140,12 +153,14 @@ def command(option: Option, model: str) -> str:
     """What starts a replica. Of GPUs it is vLLM's, whose scheduler works alike."""
     spec = option.spec
     assert spec is not None
-    name = shlex.quote(model)
+    name = "MODEL" if _is_shape(model) else shlex.quote(model)
     if option.kind == "cpu":
         return (
             f"tidemill serve {name} --max-sequences {spec.max_sequences} "
             f"--context {spec.max_context}"
         )
+    if "://" in model or model.lower() in load_catalogue():
+        name = pulled(model)
     parts = [f"vllm serve {name}"]
     if option.tensor > 1:
         parts.append(f"--tensor-parallel-size {option.tensor}")
@@ -159,6 +174,11 @@ def command(option: Option, model: str) -> str:
         f"--max-num-batched-tokens {max(spec.max_prefill_tokens, spec.max_sequences)}",
     ]
     return " ".join(parts)
+
+
+def _is_shape(model: str) -> bool:
+    """Whether it names what no engine can serve."""
+    return model in shape_names() or model.endswith(".json")
 
 
 def _nothing(sizing: Sizing) -> Iterator[Block]:
@@ -217,7 +237,7 @@ def _front(sizing: Sizing) -> Iterator[Block]:
         "Ways to meet the limits that none outdoes in both: what it takes, and how fast a user "
         "sees tokens come (with step times at the slow end of their band)."
     )
-    yield Code(picture(points, unit))
+    yield Picture(picture(points, unit))
     yield Table(
         (unit, "tokens/s a user", "TTFT p99, s", "replicas", "option"),
         tuple(
