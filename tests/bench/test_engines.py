@@ -249,13 +249,34 @@ def test_who_does_not_wait_for_an_engine_to_end_leaves_none(
 def test_an_engine_that_prints_without_end(
     tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.bench.engines.process._LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("tidemill.bench.engines.log.LONGEST", 1 << 20)
     with started(LLAMA, launch(gguf, script(tmp_path, "exec yes word"))) as process:
         with pytest.raises(TargetError, match="printed more than 1 MiB before") as error:
             process.until_ready(60)
         pids = process.pids()
     assert len(str(error.value)) < 10_000
     assert all(map(gone, pids))
+
+
+def test_an_engine_that_prints_without_end_once_it_is_ready(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on, and its log keeps a beginning and an end."""
+    monkeypatch.setattr("tidemill.bench.engines.log.LONGEST", 1 << 16)
+    binary = fake_llama_server.write(tmp_path, "prints without end")
+
+    def behind_the_cut() -> bytes:
+        return (tmp_path / "log").read_bytes().partition(b"left out ...]\n")[2][:100]
+
+    with started(LLAMA, launch(gguf, binary)) as process:
+        process.until_ready(60)
+        until(behind_the_cut)
+        first = behind_the_cut()
+        until(lambda: behind_the_cut() not in (b"", first))  # it is cut again and again
+        assert "line " in process.last_words()
+    text = (tmp_path / "log").read_text()
+    assert text.startswith("here I am\n")
+    assert text.count("left out ...]") == 1
 
 
 def test_a_version_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
