@@ -78,6 +78,27 @@ def test_what_is_not_installed_is_named_with_how_to_install_it(
         TIDEMILL.version("x")
 
 
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        (["0.32.0+cpu"], "0.32.0+cpu"),
+        (["INFO 12-01 03:41:02 [importing.py:44] no accelerator 1.5", "0.11.0"], "0.11.0"),
+        (["vllm v0.9"], "0.9"),
+        (["/opt/vllm: 8: shift: can't shift that many"], None),
+        (["importlib.metadata.PackageNotFoundError: No package metadata was found for vllm"], None),
+    ],
+)
+def test_a_version_is_a_line_that_says_one(
+    tmp_path: Path, lines: list[str], version: str | None
+) -> None:
+    binary = script(tmp_path, "".join(f'echo "{line}"\n' for line in lines))
+    if version is not None:
+        assert ENGINES["vllm"].version(str(binary)) == version
+        return
+    with pytest.raises(TargetError, match="this is no vllm: "):
+        ENGINES["vllm"].version(str(binary))
+
+
 def test_what_is_no_package_of_an_interpreter_is_named_with_how_to_install_it() -> None:
     with pytest.raises(TargetError, match=r"has no sglang: install it .*sglang.*--binary"):
         ENGINES["sglang"].version(sys.executable)
