@@ -77,7 +77,8 @@ def _winner(sizing: Sizing, model: str) -> Iterator[Block]:
     yield Heading(f"{entry.replicas} x {entry.option.words}")
     yield Paragraph(
         f"{entry.devices} {devices}{_prices(entry, sizing.currency)}: "
-        f"{entry.replicas - sizing.goal.spare} of the {entry.replicas} replicas carry the peak. {_by(sizing.measure)}"
+        f"{entry.replicas - sizing.goal.spare} of the {entry.replicas} replicas carry the peak. "
+        f"{_by(sizing.measure)}"
     )
     yield Code(command(entry.option, model))
     yield Table(
