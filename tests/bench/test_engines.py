@@ -78,6 +78,27 @@ def test_what_is_not_installed_is_named_with_how_to_install_it(
         TIDEMILL.version("x")
 
 
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        (["0.32.0+cpu"], "0.32.0+cpu"),
+        (["INFO 12-01 03:41:02 [importing.py:44] no accelerator 1.5", "0.11.0"], "0.11.0"),
+        (["vllm v0.9"], "0.9"),
+        (["/opt/vllm: 8: shift: can't shift that many"], None),
+        (["importlib.metadata.PackageNotFoundError: No package metadata was found for vllm"], None),
+    ],
+)
+def test_a_version_is_a_line_that_says_one(
+    tmp_path: Path, lines: list[str], version: str | None
+) -> None:
+    binary = script(tmp_path, "".join(f'echo "{line}"\n' for line in lines))
+    if version is not None:
+        assert ENGINES["vllm"].version(str(binary)) == version
+        return
+    with pytest.raises(TargetError, match="this is no vllm: "):
+        ENGINES["vllm"].version(str(binary))
+
+
 def test_what_is_no_package_of_an_interpreter_is_named_with_how_to_install_it() -> None:
     with pytest.raises(TargetError, match=r"has no sglang: install it .*sglang.*--binary"):
         ENGINES["sglang"].version(sys.executable)
@@ -249,13 +270,34 @@ def test_who_does_not_wait_for_an_engine_to_end_leaves_none(
 def test_an_engine_that_prints_without_end(
     tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidemill.bench.engines.process._LONGEST_LOG", 1 << 20)
+    monkeypatch.setattr("tidemill.bench.engines.log.LONGEST", 1 << 20)
     with started(LLAMA, launch(gguf, script(tmp_path, "exec yes word"))) as process:
         with pytest.raises(TargetError, match="printed more than 1 MiB before") as error:
             process.until_ready(60)
         pids = process.pids()
     assert len(str(error.value)) < 10_000
     assert all(map(gone, pids))
+
+
+def test_an_engine_that_prints_without_end_once_it_is_ready(
+    tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on, and its log keeps a beginning and an end."""
+    monkeypatch.setattr("tidemill.bench.engines.log.LONGEST", 1 << 16)
+    binary = fake_llama_server.write(tmp_path, "prints without end")
+
+    def behind_the_cut() -> bytes:
+        return (tmp_path / "log").read_bytes().partition(b"left out ...]\n")[2][:100]
+
+    with started(LLAMA, launch(gguf, binary)) as process:
+        process.until_ready(60)
+        until(behind_the_cut)
+        first = behind_the_cut()
+        until(lambda: behind_the_cut() not in (b"", first))  # it is cut again and again
+        assert "line " in process.last_words()
+    text = (tmp_path / "log").read_text()
+    assert text.startswith("here I am\n")
+    assert text.count("left out ...]") == 1
 
 
 def test_a_version_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,9 @@ def test_a_profile_can_be_copied_changed_and_shown(tidemill: Tidemill, tmp_path:
     )
     file.write_text(text + "\n" + price)
     shown = tidemill("hardware", str(file)).stdout
-    assert re.search(r"price\.hour +1\.2 +assumption", shown)
+    assert re.search(r"price\.hour +1\.2 EUR +assumption", shown)
     spec = analytic(load_hardware(str(file)), load_shape("mistral-7b"), tensor_parallel=2)
-    assert spec.hour == 2.4
+    assert (spec.hour, spec.currency) == (2.4, "EUR")
     assert tidemill("hardware", "--toml").returncode == 2
 
 

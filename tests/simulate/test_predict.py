@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 
@@ -129,6 +130,11 @@ def test_processes_change_nothing() -> None:
 def test_price_and_hours() -> None:
     found = predicted(specs=[REPLICA] * 3)
     assert found.price == pytest.approx(6.0)
+    assert "6.00 per hour" in text(found)
+    told = predicted(specs=[REPLICA, dataclasses.replace(REPLICA, currency="EUR")])
+    assert "4.00 EUR per hour" in text(told)
+    with pytest.raises(ValueError, match="prices in EUR and USD cannot be compared"):
+        predicted(specs=[dataclasses.replace(REPLICA, currency=name) for name in ("USD", "EUR")])
     assert found.replica_hours == pytest.approx(3 * found.seconds / 3600)
 
 

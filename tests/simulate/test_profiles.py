@@ -24,6 +24,11 @@ flops = { f32 = { value = 1e11, kind = "assumption", note = "as its sister" } }
 url = "https://example.org/sheet"
 looked_up = 2026-11-30
 """
+PRICE = """[price]
+currency = "{}"
+hour = {{ value = 1.5, kind = "assumption", note = "ours" }}
+
+[sources"""
 
 
 @pytest.mark.parametrize("name", hardware_names())
@@ -102,6 +107,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
         (('kind = "cpu"', 'kind = "tpu"'), "tpu"),
         (('kind = "cpu"', 'kind = "cpu"\nid = "x"'), "id is the name of the file"),
         (("[sources", "[[sources"), "not valid TOML"),
+        (("[sources", PRICE.format("")), "price.currency: '' is no name such as EUR"),
+        (("[sources", PRICE.format(r"\u001b[2J")), r"price.currency: '\x1b[2J' is no name"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_with_the_place(

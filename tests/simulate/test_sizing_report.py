@@ -63,6 +63,24 @@ def test_prices_are_told() -> None:
     assert "The cheapest that was found, by the prices given" in " ".join(text.split())
 
 
+def test_prices_have_their_currency() -> None:
+    found = sizing(
+        option("far", hour=2.0, currency="EUR"), option("near", hour=3.0, fixed=0.012),
+        option("big", tensor=4, hour=8.0, fixed=0.004, currency="EUR"),
+    )  # fmt: skip
+    text = " ".join(text_of(found).split())
+    assert "EUR per hour: " in text  # of the winner
+    assert text.count("EUR per hour") == text.count("per hour") > 3
+    assert as_data(found, "a-model", "short-chat")["currency"] == "EUR"
+    assert as_data(sizing(), "a-model", "short-chat")["currency"] is None
+
+
+def test_prices_in_several_currencies_are_not_compared() -> None:
+    mixed = [option(name, hour=2.0, currency=name) for name in ("USD", "EUR")]
+    with pytest.raises(ValueError, match=r"EUR and USD cannot be compared.*--price NAME=X/h"):
+        sizing(*mixed)
+
+
 def test_an_slo_that_nobody_meets() -> None:
     text = " ".join(text_of(sizing(slo=Slo(ttft=0.001))).split())
     assert "Nothing that was tried meets this" in text

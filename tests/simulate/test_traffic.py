@@ -97,6 +97,15 @@ def test_a_closed_loop_keeps_as_many_under_way() -> None:
     assert cluster.now == max(job.ended for job in ended)
 
 
+def test_a_window_does_not_wait_for_streams_that_rest() -> None:
+    talk = Shape("talk", Fixed(20), Fixed(4), turns=1000, pause=60.0)
+    for requests, lasts in ((0, 10.0), (4, 120.0)):
+        asked = scenario(Closed(2), talk, seconds=10.0, requests=requests, warmup=0.0)
+        ended, tally, _ = played(asked)
+        assert tally.closed - tally.opened == pytest.approx(lasts, rel=0.01)
+        assert not any(job.due >= tally.closed for job in ended)
+
+
 def test_streams_begin_one_after_the_other() -> None:
     ended, tally, _ = played(scenario(Closed(4), warmup=8.0))
     start = ended[0].ended

@@ -1,11 +1,12 @@
 """A program that is called as ``llama-server`` is, answers as it does, and keeps what it was told.
 
 ``write(folder, how)`` makes it: ``how`` is "well", "dies", "hangs" (is never ready), "maps its
-model" or "has a stubborn child".
+model", "has a stubborn child" or "prints without end" (once it is ready).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import signal
@@ -39,12 +40,16 @@ def main(told: str, how: str) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which its child inherits
         held.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    print("here I am", flush=True)
     ready = time.monotonic() + 0.1
 
     class Handler(fake_programs.Handler):
         def do_GET(self) -> None:
             loading = time.monotonic() < ready or how == "hangs"
             self.answer(503 if loading else 200, "application/json", b"{}")
+            if not loading and how == "prints without end":
+                for i in itertools.count():
+                    print("line", i)
 
         def do_POST(self) -> None:
             n = self.asked()["max_tokens"]

@@ -3,8 +3,9 @@
 A run begins with one request that must succeed, so that a wrong address or name is an error with
 a reason instead of a table of failures. Then comes the load. The measured window opens once the
 load stands (closed loop: the first request of every stream has ended; open loop: ``warmup`` seconds
-have passed), and nothing stops or drains in between. After the window nothing new is sent, and all
-that runs is waited for: what was due within the window is measured to its end.
+have passed), and nothing stops or drains in between. That of a closed loop closes as a request
+ends, unless all streams rest. After the window nothing new is sent, and all that runs is waited
+for: what was due within the window is measured to its end.
 """
 
 from __future__ import annotations
@@ -166,7 +167,16 @@ class _Run:
             )
 
     async def closed_loop(self, concurrency: int) -> None:
+        loop = asyncio.get_running_loop()  # whose clock is the monotonic one
         beginners = concurrency  # streams whose first request has not ended
+
+        def full() -> bool:
+            return not self._closed and self._finished >= self._plan.requests
+
+        def expire() -> None:
+            # Where all streams rest there is no request whose end could close the window.
+            if full() and self._sent == len(self._records):
+                self._close(self._closing)
 
         async def stream(delay: float) -> None:
             nonlocal beginners
@@ -181,11 +191,10 @@ class _Run:
                     beginners -= 1
                     if not beginners:
                         self._open(time.monotonic())
+                        loop.call_at(self._closing, expire)
                 elif self._opened and not self._closed:
                     self._finished += 1
-                    now = time.monotonic()
-                    long_enough = now - self._opened >= self._plan.seconds
-                    if long_enough and self._finished >= self._plan.requests:
+                    if (now := time.monotonic()) >= self._closing and full():
                         self._close(now)
                 if record.error is not None:
                     await asyncio.sleep(PAUSE_AFTER_ERROR)

@@ -67,17 +67,19 @@ def describe(known: Hardware) -> str:
     }
     return "\n".join([
         f"{known.name}",
-        *_lines(own, known.sources),
+        *_lines(own, known.sources, known.price.currency if known.price else ""),
         "",
         f"assumed of every {'GPU' if known.kind == 'gpu' else 'CPU'}:",
         *_lines(assumed, general.sources),
     ])  # fmt: skip
 
 
-def _lines(figures: Mapping[str, Figure], sources: Mapping[str, Source]) -> list[str]:
+def _lines(
+    figures: Mapping[str, Figure], sources: Mapping[str, Source], currency: str = ""
+) -> list[str]:
     lines = []
     for name, figure in figures.items():
-        lines.append(f"  {name:<22}{_shown(name, figure.value):<18}{figure.kind}")
+        lines.append(f"  {name:<22}{_shown(name, figure.value, currency):<18}{figure.kind}")
         if figure.note:
             lines.append(f"      {figure.note}")
         if figure.source is not None:
@@ -86,10 +88,12 @@ def _lines(figures: Mapping[str, Figure], sources: Mapping[str, Source]) -> list
     return lines
 
 
-def _shown(name: str, value: float) -> str:
+def _shown(name: str, value: float, currency: str) -> str:
     if name.startswith("flops."):
         return f"{value / 1e12:.4g} TFLOP/s"
     if name.startswith("efficiency."):
         return f"{value:.0%}"
+    if name == "price.hour":
+        return f"{value:.5g} {currency}"
     unit, text = _UNITS.get(name, (1.0, ""))
     return f"{value / unit:.5g} {text}"

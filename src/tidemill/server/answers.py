@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, Logprob, RequestOutput
+from tidemill.server.tools.use import Reader
 from tidemill.text.base import Tokenizer
+from tidemill.text.detokenize import IncrementalDetokenizer
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON has not; OpenAI writes it for "very unlikely"."""
@@ -22,6 +28,25 @@ class TokenCounts(NamedTuple):
     def of(cls, output: RequestOutput) -> TokenCounts:
         generated = sum(len(out.token_ids) for out in output.outputs)
         return cls(len(output.prompt_token_ids), generated, output.num_cached_tokens)
+
+
+def reasoning_tokens(
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    readers: Iterable[Reader | None],
+    output: RequestOutput,
+) -> int:
+    """How many tokens of the answers of a chat are reasoning: those whose text begins within what
+    the answer's reader has found to be some."""
+    count = 0
+    for reader, out in zip(readers, output.outputs, strict=True):
+        if reader is None or not (spans := reader.reasoning):
+            continue
+        texts = IncrementalDetokenizer(tokenizer, skip_special=params.skip_special_tokens)
+        lengths = (len(texts.push(token_id)) for token_id in out.token_ids)
+        starts = list(accumulate(lengths, initial=0))[:-1]
+        count += sum(bisect_left(starts, end) - bisect_left(starts, start) for start, end in spans)
+    return count
 
 
 def finite(logprob: float) -> float:

@@ -108,8 +108,9 @@ def analytic(
     cut.check(hardware, shape)
     costs = _Costs(hardware, shape, weights, kv, cut)
     devices = cut.devices
-    price = None if hardware.price is None else hardware.price.hour.value
-    price = hour if hour is not None else price
+    currency = ""
+    if hour is None and hardware.price is not None:
+        hour, currency = hardware.price.hour.value, hardware.price.currency
     spread = "" if devices == 1 else f" x {devices} (TP {cut.tensor}, PP {cut.pipeline})"
     stored = "as stored" if weights is None else weights
     name = f"{hardware.id or hardware.name}{spread}, {shape.name} {stored}"
@@ -124,7 +125,8 @@ def analytic(
         max_prefill_tokens=prefill,
         front=_front_end(assumptions().of(hardware)),
         devices=devices,
-        hour=None if price is None else price * devices,
+        hour=None if hour is None else hour * devices,
+        currency=currency,
     )
 
 

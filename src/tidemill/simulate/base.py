@@ -6,6 +6,7 @@ engine's limits; the simulation plays requests on replicas; the sizing tries spe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, Protocol
 
@@ -80,7 +81,8 @@ class ReplicaSpec:
 
     n_blocks: KV blocks of ``block_size`` tokens that fit in its memory beside the weights. The
     limits are those of ``tidemill.engine.base.EngineConfig``. hour: its price per hour, with power,
-    None if unknown; devices: how many accelerators or machines it takes.
+    None if unknown; currency: of that price, "" where nobody says; devices: how many accelerators
+    or machines it takes.
     """
 
     name: str
@@ -94,6 +96,7 @@ class ReplicaSpec:
     front: FrontEnd = FrontEnd()
     devices: int = 1
     hour: float | None = None
+    currency: str = ""
 
     def scaled(self, factor: float) -> ReplicaSpec:
         """With all that takes time taking ``factor`` times as long."""
@@ -116,3 +119,19 @@ class Scaled:
 
     def seconds(self, work: StepWork) -> float:
         return self._of.seconds(work) * self._factor
+
+
+def currency_of(specs: Iterable[ReplicaSpec]) -> str:
+    """The one that their prices are in, "" where none says. Raises ValueError if there are several.
+    A price without one is in the currency of the others."""
+    told = sorted({spec.currency for spec in specs if spec.hour is not None and spec.currency})
+    if len(told) > 1:
+        raise ValueError(
+            f"prices in {' and '.join(told)} cannot be compared: bring the hardware's files to one "
+            "currency, or give prices by --price NAME=X/h"
+        )
+    return told[0] if told else ""
+
+
+def per_hour(currency: str) -> str:
+    return f"{currency} per hour".strip()

@@ -22,7 +22,7 @@ from tidemill.bench.arrivals import Closed
 from tidemill.bench.measures import Slo, Summary
 from tidemill.bench.scenario import Scenario, prepare
 from tidemill.hardware import usable_cores
-from tidemill.simulate.base import Origin
+from tidemill.simulate.base import Origin, currency_of
 from tidemill.simulate.play import Deployment, Run, expected_requests, joined, play_prepared, splits
 from tidemill.simulate.proof import Proof, figures
 from tidemill.simulate.traffic import Profile
@@ -64,7 +64,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     """``figures``: those of ``summary`` by name ("ttft.p50", "output_rate" ...), with their bands.
     ``front``: what the front ends take, in words. ``saturated``: why the figures are bounds only,
     if so. ``by_shape``: of each shape, without bands. ``replica_hours`` are those of the whole run,
-    ``price`` of an hour of it."""
+    ``price`` of an hour of it, in ``currency`` ("" if unknown)."""
 
     origin: Origin
     source: str
@@ -81,6 +81,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     most_replicas: int
     replica_hours: float
     price: float | None
+    currency: str
     failures: int
     retries: int
     preemptions: int
@@ -95,6 +96,7 @@ def predict(
 ) -> Prediction:  # fmt: skip
     """``bands``: play it three times; else figures have none, and saturation is seen later.
     Raises ValueError for what cannot be, and OSError if a trace cannot be read."""
+    currency = currency_of(deployment.specs)
     slo = slo or scenario.slo
     band = max(spec.step_time.band for spec in deployment.specs)
     factors = [1.0]
@@ -139,6 +141,7 @@ def predict(
         price=None if first.hour is None or None in hours else
         sum(hour or 0.0 for hour in hours) / len(hours) * base.counts.replica_seconds
         / (base.seconds or math.inf),
+        currency=currency,
         failures=base.counts.failures,
         retries=base.counts.retries,
         preemptions=base.usage.preemptions,

@@ -32,6 +32,7 @@ FigureKind = Literal["data sheet", "derived", "measured", "assumption"]
 
 _FOLDER = Path(__file__).with_name("hardware")
 _MOST_BYTES = 1 << 20  # of a file
+_LONGEST_CURRENCY = 16
 _LEAST, _MOST = 1e-18, 1e24  # what no figure of hardware is below or above, in any unit
 
 
@@ -230,6 +231,10 @@ def _checked(hardware: Hardware, path: Path) -> Hardware:
             raise HardwareError(f"{path.name}: sources.{name}: {source.url!r} is no https:// URL")
     if hardware.link is not None and hardware.link.devices < 2:
         raise HardwareError(f"{path.name}: link.devices: a link joins at least 2")
+    if hardware.price is not None:
+        currency = hardware.price.currency
+        if not 1 <= len(currency) <= _LONGEST_CURRENCY or not currency.isprintable():
+            raise HardwareError(f"{path.name}: price.currency: {currency!r} is no name such as EUR")
     if hardware.efficiency is not None:
         for name, figure in _efficiency_figures(hardware.efficiency).items():
             if figure.value > 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tidemill.bench.measures import LATENCIES, SHARES, Slo
 from tidemill.bench.report import errors_line, percent, seconds, shape_line
+from tidemill.simulate.base import per_hour
 from tidemill.simulate.predict import Interval, Prediction
 
 
@@ -120,7 +121,7 @@ def _deployment(prediction: Prediction) -> Iterator[str]:
         )
     happened = [replicas, f"{prediction.replica_hours:.2f} replica hours"]
     if prediction.price is not None:
-        happened.append(f"{prediction.price:.2f} an hour")
+        happened.append(f"{prediction.price:.2f} {per_hour(prediction.currency)}")
     if prediction.failures:
         happened.append(f"{prediction.failures} failures, {prediction.retries} requests repeated")
     if prediction.preemptions:

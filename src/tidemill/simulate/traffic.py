@@ -301,11 +301,20 @@ class Traffic:
             self._beginners -= 1
             if not self._beginners:
                 self._tally.opened = now
+                self._cluster.call(now + self._scenario.seconds, self._expire_window)
         elif self._tally.opened <= now and self._closing == math.inf:
             self._finished += 1
-            long_enough = now - self._tally.opened >= self._scenario.seconds
-            if long_enough and self._finished >= self._scenario.requests:
-                self._closing = self._tally.closed = now
+            if now - self._tally.opened >= self._scenario.seconds:
+                self._close_if_full()
+
+    def _expire_window(self) -> None:
+        # Where all streams rest there is no request whose end could close the window.
+        if self._closing == math.inf and not self._under_way:
+            self._close_if_full()
+
+    def _close_if_full(self) -> None:
+        if self._finished >= self._scenario.requests:
+            self._closing = self._tally.closed = self._cluster.now
 
 
 def task_tokens(sizes: PromptSizes) -> int:

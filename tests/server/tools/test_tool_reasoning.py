@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.model_texts import cut, stream
-from tidemill.server.tools import assemble, opens_reasoning
+from support.model_texts import RECORDED, TOOLS, Recorded, cut, stream
+from tidemill.server.tools import assemble, opens_reasoning, parser_for
 
 
 def split(chunks: list[str], reasoning: str = "think", **options: bool) -> tuple[str, str]:
@@ -58,6 +58,9 @@ def test_every_chunking_gives_the_same(text: str, places: list[int], inside: boo
     assert split(cut(text, places), in_reasoning=inside) == whole
     assert split(list(text), in_reasoning=inside) == whole
     assert whole == simple(text, inside)
+    thinking = {"reasoning": "think", "in_reasoning": inside}
+    for chunks in ([text], list(text), cut(text, places)):
+        assert found_within(Recorded("hermes", text, [], options=thinking), chunks) == whole[0]
 
 
 def simple(text: str, inside: bool) -> tuple[str, str]:
@@ -81,3 +84,20 @@ def simple(text: str, inside: bool) -> tuple[str, str]:
 )
 def test_the_prompt_may_have_opened_it(prompt: str, reasoning: str | None, open: bool) -> None:
     assert opens_reasoning(prompt, reasoning) is open
+
+
+def found_within(recorded: Recorded, chunks: list[str]) -> str:
+    """What stands where the parser says that reasoning was."""
+    parser = parser_for(recorded.format, TOOLS, **recorded.options)
+    for chunk in chunks:
+        parser.push(chunk)
+    parser.finish()
+    spans = parser.reasoning
+    assert list(spans) == sorted(spans)
+    return "".join(recorded.text[start:end] for start, end in spans).strip("\n")
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded.format)
+def test_where_reasoning_was(recorded: Recorded) -> None:
+    for chunks in ([recorded.text], list(recorded.text)):
+        assert found_within(recorded, chunks) == recorded.reasoning

@@ -75,7 +75,7 @@ class Engine:
     greedy: ClassVar[Mapping[str, Any]] = {"temperature": 0}
     full_length: ClassVar[Mapping[str, Any]] = {"ignore_eos": True}
 
-    _version: ClassVar[str] = r"(\d\S*)"
+    _version: ClassVar[str] = r"(?m)^(?:[A-Za-z][\w-]* )?v?(\d+\.\d\S*)\s*$"
     """Where the version is in what the program says of itself."""
 
     def find(self, binary: str | None) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from tidemill.bench.engines import log
 from tidemill.bench.engines.base import Engine, Launch, TargetError
 from tidemill.bench.processes import (
     born,
@@ -26,12 +27,6 @@ from tidemill.bench.processes import (
 )
 
 _END_SECONDS = 15.0
-
-_LONGEST_LOG = 64 << 20
-"""Bytes of what an engine prints before it is ready; one that does not stop would fill the disk."""
-
-_LAST_WORDS = 8192
-"""Bytes of it in which they are."""
 
 _LOOK_EVERY = 0.02
 """Seconds between looks at what it has mapped, which cost more than a look at its port."""
@@ -51,23 +46,22 @@ class EngineProcess:
     """An engine that was started."""
 
     def __init__(
-        self, engine: Engine, launch: Launch, command: Sequence[str], port: int, log: Path
+        self, engine: Engine, launch: Launch, command: Sequence[str], port: int, printed: Path
     ) -> None:
         self.command = list(command)
         self.port = port
         self.url = f"http://127.0.0.1:{port}/v1"
         self._engine = engine
         self._launch = launch
-        self._log = log
+        self._log = log.Log(printed)
         self._mapped: float | None = None
         environment = os.environ | engine.environment(launch, port)
         self.began = time.monotonic()
-        with log.open("wb") as output:
-            # A session of its own, so that Ctrl-C is ours alone and we end it.
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment, start_new_session=True, preexec_fn=end_with_parent(),
-            )  # fmt: skip
+        # A session of its own, so that Ctrl-C is ours alone and we end it.
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, stdout=self._log.file, stderr=self._log.file,
+            env=environment, start_new_session=True, preexec_fn=end_with_parent(),
+        )  # fmt: skip
 
     def pids(self) -> list[int]:
         """Its process, and those that it has started."""
@@ -82,6 +76,7 @@ class EngineProcess:
         self._until(self._is_healthy, seconds, wanted)
         self._look(wanted)  # at what came since the last look
         self._engine.prepare(self, self._launch, seconds)
+        self._log.keep_short()
         return Phases(listening, self._mapped, self._age())
 
     def _age(self) -> float:
@@ -96,8 +91,8 @@ class EngineProcess:
                 return
             elif self._age() > seconds:
                 why = f"was not ready within {seconds:g} s"
-            elif self._log.stat().st_size > _LONGEST_LOG:
-                why = f"printed more than {_LONGEST_LOG >> 20} MiB before it was ready"
+            elif self._log.size > log.LONGEST:
+                why = f"printed more than {log.LONGEST >> 20} MiB before it was ready"
             else:
                 if self._age() >= look:
                     self._look(files)
@@ -127,10 +122,7 @@ class EngineProcess:
 
     def last_words(self) -> str:
         """The end of what it has printed."""
-        with self._log.open("rb") as file:
-            file.seek(max(0, self._log.stat().st_size - _LAST_WORDS))
-            lines = file.read(_LAST_WORDS).decode(errors="replace").split("\n")
-        return "\n".join(line for line in lines[-12:] if line.strip()) or "it said nothing"
+        return self._log.last_words()
 
     def close(self) -> None:
         """End it, and all that it has started, in a process group of its own or not; wait for all,
@@ -142,6 +134,7 @@ class EngineProcess:
                 self._process.wait(_END_SECONDS)
         finally:  # who does not wait (Ctrl-C once more) leaves nobody behind either
             self._kill(others)
+            self._log.close()
 
     def _kill(self, others: Mapping[int, int | None]) -> None:
         kill_session(self._process.pid)  # whoever is left in its group

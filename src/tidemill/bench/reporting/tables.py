@@ -121,32 +121,28 @@ def _example(summary: Summary, kind: str) -> str:
     return words.clean(summary.examples.get(kind, ""), longest=200)
 
 
+_FEW = [("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99")]
+_BRIEF = ("Requests", "Failed", *(f"{name.upper()} {share}" for name, share in _FEW), "SLO met by")
+
+
+def _brief(one: Shown, summary: Summary) -> Iterator[Cell]:
+    """The columns of ``_BRIEF``."""
+    yield Cell(str(summary.requests))
+    yield _failed(one, summary)
+    for name, share in _FEW:
+        found = summary.latency.get(name, {}).get(share)
+        yield Cell(words.NONE if found is None else seconds(found.value))
+    yield Cell(words.share(summary.attained))
+
+
 def shapes(runs: Sequence[Shown]) -> Table | None:
     """Figures of each kind of request, where a scenario has several."""
     rows = tuple(
-        (
-            Cell(f"{one.title}: {words.clean(name)}"),
-            Cell(str(part.requests)),
-            _failed(one, part),
-            *(
-                Cell(_bare(part, latency, share))
-                for latency in ("ttft", "tpot")
-                for share in ("p50", "p99")
-            ),
-            Cell(words.share(part.attained)),
-        )
+        (Cell(f"{one.title}: {words.clean(name)}"), *_brief(one, part))
         for one in runs
         for name, part in one.result.by_shape.items()
     )
-    columns = (
-        "", "Requests", "Failed", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99", "SLO met by"
-    )  # fmt: skip
-    return Table("By kind of request", columns, rows) if rows else None
-
-
-def _bare(summary: Summary, latency: str, share: str) -> str:
-    found = summary.latency.get(latency, {}).get(share)
-    return words.NONE if found is None else seconds(found.value)
+    return Table("By kind of request", ("", *_BRIEF), rows) if rows else None
 
 
 def points(series: Sequence[Shown]) -> Table:
@@ -154,24 +150,14 @@ def points(series: Sequence[Shown]) -> Table:
     rows = tuple(
         (
             Cell(load_words(one.result.scenario.load)),
-            Cell(str(summary.requests)),
-            _failed(one, summary),
-            *(
-                Cell(_bare(summary, latency, share))
-                for latency in ("ttft", "tpot")
-                for share in ("p50", "p99")
-            ),
-            Cell(words.share(summary.attained)),
+            *_brief(one, summary),
             Cell(words.rate(summary.output_rate)),
             _validity(one, summary),
         )
         for one in series
         if (summary := one.result.summary) is not None
     )
-    columns = (
-        "Load", "Requests", "Failed", "TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99",
-        "SLO met by", "Output tokens/s", "Valid",
-    )  # fmt: skip
+    columns = ("Load", *_BRIEF, "Output tokens/s", "Valid")
     return Table(f"{series[0].label} at several loads", columns, rows)
 
 

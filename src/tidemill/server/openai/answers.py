@@ -30,8 +30,12 @@ def finish_reason(out: CompletionOutput) -> str:
     return "length" if out.finish_reason == "length" else "stop"
 
 
-def usage(output: RequestOutput) -> dict[str, Any]:
-    return usage_of(*TokenCounts.of(output))
+def chat_usage(output: RequestOutput, reasoning: int) -> dict[str, Any]:
+    """``reasoning``: so many of the answers' tokens were."""
+    return {
+        **usage_of(*TokenCounts.of(output)),
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
 
 
 def usage_of(prompt: int, generated: int, cached: int) -> dict[str, Any]:

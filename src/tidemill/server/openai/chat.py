@@ -11,16 +11,17 @@ from typing import Any
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
+from tidemill.server.answers import reasoning_tokens
 from tidemill.server.errors import ApiError, renaming
 from tidemill.server.generation import Generation
 from tidemill.server.http import DONE, Exchange, TextEvents, sse
 from tidemill.server.models import LoadedModel
 from tidemill.server.openai.answers import (
     chat_logprobs,
+    chat_usage,
     error_body,
     finish_reason,
     prompt_logprobs,
-    usage,
 )
 from tidemill.server.openai.sampling import SamplingFields
 from tidemill.server.service import Service
@@ -146,25 +147,26 @@ class _Answer:
         self._head = {"id": f"chatcmpl-{id}", "created": int(time.time())}
         self._name = model.config.name
         self._tokenizer = model.opened.tokenizer
-        self._logprobs = params.logprobs
+        self._params = params
         self._readers = readers
 
     def whole(self, output: RequestOutput) -> dict[str, Any]:
+        choices = [
+            {
+                "index": out.index,
+                "message": self._message(out),
+                "logprobs": self._scores(out),
+                "finish_reason": self._reason(out),
+                **_stop_reason(out),
+            }
+            for out in output.outputs
+        ]
         return {
             **self._head,
             "object": "chat.completion",
             "model": self._name,
-            "choices": [
-                {
-                    "index": out.index,
-                    "message": self._message(out),
-                    "logprobs": self._scores(out),
-                    "finish_reason": self._reason(out),
-                    **_stop_reason(out),
-                }
-                for out in output.outputs
-            ],
-            "usage": usage(output),
+            "choices": choices,
+            "usage": self._usage(output),
             **prompt_logprobs(output),
         }
 
@@ -196,10 +198,16 @@ class _Answer:
                     "object": "chat.completion.chunk",
                     "model": self._name,
                     "choices": [],
-                    "usage": usage(generation.builder.output),
+                    "usage": self._usage(generation.builder.output),
                 }
             )
         yield DONE
+
+    def _usage(self, output: RequestOutput) -> dict[str, Any]:
+        """Of answers that the readers have read."""
+        return chat_usage(
+            output, reasoning_tokens(self._tokenizer, self._params, self._readers, output)
+        )
 
     def _message(self, out: CompletionOutput) -> dict[str, Any]:
         found = assemble(news(self._readers[out.index], out.text, finished=True))
@@ -249,9 +257,9 @@ class _Answer:
         }
 
     def _scores(self, out: CompletionOutput) -> dict[str, Any] | None:
-        if self._logprobs is None or not out.token_ids:
+        if self._params.logprobs is None or not out.token_ids:
             return None
-        return chat_logprobs(self._tokenizer, out, self._logprobs)
+        return chat_logprobs(self._tokenizer, out, self._params.logprobs)
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

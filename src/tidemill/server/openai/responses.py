@@ -11,7 +11,7 @@ import msgspec
 from tidemill.engine.errors import RequestError
 from tidemill.engine.params import SamplingParams
 from tidemill.llm.outputs import CompletionOutput, RequestOutput
-from tidemill.server.answers import TokenCounts, token_scores
+from tidemill.server.answers import TokenCounts, reasoning_tokens, token_scores
 from tidemill.server.errors import check_only, renaming
 from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange
@@ -280,22 +280,25 @@ class _Answer:
             "tools": request.tools or [],
             "tool_choice": request.tool_choice or "auto",
             "truncation": "disabled",
-            "usage": None if out is None else _usage(TokenCounts.of(output)),
+            "usage": None if out is None else self._usage(output),
+        }
+
+    def _usage(self, output: RequestOutput) -> dict[str, Any]:
+        """Of an answer that the reader has read."""
+        counts = TokenCounts.of(output)
+        tokenizer = self._model.opened.tokenizer
+        reasoning = reasoning_tokens(tokenizer, self._params, (self._reader,), output)
+        return {
+            "input_tokens": counts.prompt,
+            "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+            "output_tokens": counts.generated,
+            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "total_tokens": counts.prompt + counts.generated,
         }
 
 
 def _status(out: CompletionOutput) -> str:
     return "incomplete" if out.finish_reason == "length" else "completed"
-
-
-def _usage(counts: TokenCounts) -> dict[str, Any]:
-    return {
-        "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
-        "output_tokens": counts.generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts.prompt + counts.generated,
-    }
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:

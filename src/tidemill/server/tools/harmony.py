@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 
 from tidemill.server.tools.markers import Markers
-from tidemill.server.tools.pieces import Content, Piece, Reasoning
+from tidemill.server.tools.pieces import Content, Piece, Reasoning, Span
 from tidemill.server.tools.scanner import Calls
 from tidemill.server.tools.steps import SPACE, SPACES, NotACall
 from tidemill.server.tools.values import ValueReader
@@ -49,6 +49,9 @@ class HarmonyScanner:
         self._reader = ValueReader()
         self._opened = self._complete = False  # the object of arguments
         self._out: list[Piece] = calls.pieces
+        self._seen = 0  # characters that a state has taken
+        self.spans: list[Span] = []
+        """See ``Reader.reasoning``."""
 
     def push(self, text: str) -> list[Piece]:
         for start in range(0, len(text), _BLOCK):
@@ -61,7 +64,7 @@ class HarmonyScanner:
             self._drop()  # a header without a message says nothing
             return self._calls.take()
         if part:
-            self._state(part, False)
+            self._take(part, False)
         if self._state == self._call and self._complete:
             self._end_call()
         else:
@@ -72,13 +75,17 @@ class HarmonyScanner:
         position = 0
         for found in _MARKERS.pattern.finditer(text):
             if found.start() > position:
-                self._state(text[position : found.start()], False)
-            self._state(found.group(), True)
+                self._take(text[position : found.start()], False)
+            self._take(found.group(), True)
             position = found.end()
         self._part = _MARKERS.begun(text[position:])
         rest = text[position : len(text) - len(self._part)]
         if rest:
-            self._state(rest, False)
+            self._take(rest, False)
+
+    def _take(self, text: str, is_marker: bool) -> None:
+        self._seen += len(text)
+        self._state(text, is_marker)
 
     # ---- each state takes a piece of text, or a marker
 
@@ -121,6 +128,10 @@ class HarmonyScanner:
     def _reasoning(self, text: str, is_marker: bool) -> None:
         if not is_marker or not self._ends(text):
             self._out.append(Reasoning(text))
+            start = self._seen - len(text)
+            if self.spans and self.spans[-1][1] == start:
+                start = self.spans.pop()[0]
+            self.spans.append((start, self._seen))
 
     def _content(self, text: str, is_marker: bool) -> None:
         if not is_marker or not self._ends(text):

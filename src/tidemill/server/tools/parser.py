@@ -11,7 +11,7 @@ from tidemill.server.tools.harmony import HarmonyScanner
 from tidemill.server.tools.hermes import Hermes
 from tidemill.server.tools.llama3 import Llama3
 from tidemill.server.tools.mistral import Mistral
-from tidemill.server.tools.pieces import Content, Piece, call_id, join
+from tidemill.server.tools.pieces import Content, Piece, Span, call_id, join
 from tidemill.server.tools.pythonic import Pythonic
 from tidemill.server.tools.qwen3_coder import Qwen3Coder
 from tidemill.server.tools.reasoning import REASONING, ReasoningSplitter
@@ -55,6 +55,13 @@ class Parser:
     def call_count(self) -> int:
         """Calls that have begun so far."""
         return self._calls.count
+
+    @property
+    def reasoning(self) -> Sequence[Span]:
+        """See ``Reader``."""
+        if self._splitter is not None:
+            return self._splitter.spans
+        return self._scanner.spans if isinstance(self._scanner, HarmonyScanner) else ()
 
     def push(self, text: str) -> list[Piece]:
         """What is new with ``text``."""

@@ -42,6 +42,9 @@ class CallArguments:
 
 Piece = Content | Reasoning | CallBegin | CallArguments
 
+Span = tuple[int, int]
+"""A part of a text: the numbers of its first character and of the first one after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

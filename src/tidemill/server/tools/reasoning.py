@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tidemill.records import dataclass
 from tidemill.server.tools.markers import Markers
-from tidemill.server.tools.pieces import Content, Piece, Reasoning
+from tidemill.server.tools.pieces import Content, Piece, Reasoning, Span
 from tidemill.server.tools.steps import SPACES
 
 _MAX_SPACE = 64
@@ -42,9 +42,20 @@ class ReasoningSplitter:
         self._held = ""  # may be the beginning of a tag
         self._breaks = 0  # held back before the closing tag
         self._begun = False  # what comes now has had more than line breaks
+        self._seen = 0  # characters
+        self._bounds: list[int] = []  # where reasoning begins, and where it ends
+
+    @property
+    def spans(self) -> list[Span]:
+        """See ``Reader.reasoning``."""
+        if not self._bounds:
+            return []
+        start, end, *_ = (*self._bounds, self._seen)
+        return [(start, end)]
 
     def push(self, text: str) -> list[Piece]:
         out: list[Piece] = []
+        self._seen += len(text)
         while text:
             text = self._state(text, out)
         return out
@@ -56,6 +67,7 @@ class ReasoningSplitter:
                 return []
             if not self._inside:
                 return [Content(held)]
+            self._open(held)
             held = held.strip("\n")
             return [Reasoning(held)] if held else []
         if self._state != self._reasoning:
@@ -76,15 +88,19 @@ class ReasoningSplitter:
                 self._held = held
                 return rest
             self._held = ""
-            self._state = self._reasoning
-            return bare[known:] + rest
+            return self._open(bare[known:] + rest)
         self._held = ""
         if self._inside:
-            self._state = self._reasoning
-        else:
-            self._state = self._content
-            self._begun = True  # nothing was cut off before it: it stays as it is
+            return self._open(held + rest)
+        self._state = self._content
+        self._begun = True  # nothing was cut off before it: it stays as it is
         return held + rest
+
+    def _open(self, text: str) -> str:
+        """``text``, all that is left, begins with reasoning."""
+        self._state = self._reasoning
+        self._bounds.append(self._seen - len(text))
+        return text
 
     def _reasoning(self, text: str, out: list[Piece]) -> str:
         text = self._held + text
@@ -92,6 +108,7 @@ class ReasoningSplitter:
         end = text.find(self._tags.close)
         if end >= 0:
             rest = text[end + len(self._tags.close) :]
+            self._bounds.append(self._seen - (len(text) - end))
             self._think(text[:end], out)
             self._state = self._content
             self._begun = False

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from tidemill.engine.errors import RequestError
 from tidemill.records import dataclass
 from tidemill.server.tools.call_grammar import listed_calls
-from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, call_id
+from tidemill.server.tools.pieces import CallArguments, CallBegin, Content, Piece, Span, call_id
 from tidemill.text.grammar import Grammar, GrammarError
 
 MAX_TOOLS = 512
@@ -144,6 +144,11 @@ class Reader(Protocol):
         """Calls that have begun so far."""
         ...
 
+    @property
+    def reasoning(self) -> Sequence[Span]:
+        """Where in the text so far reasoning was, without the markers around it."""
+        ...
+
     def push(self, text: str) -> list[Piece]: ...
     def finish(self) -> list[Piece]: ...
 
@@ -167,6 +172,10 @@ class OneCall:
     def call_count(self) -> int:
         return min(1, self._reader.call_count)
 
+    @property
+    def reasoning(self) -> Sequence[Span]:
+        return self._reader.reasoning
+
     def push(self, text: str) -> list[Piece]:
         return self._first(self._reader.push(text))
 
@@ -180,6 +189,8 @@ class OneCall:
 
 class NamedCall:
     """The whole text is the arguments of one tool (ToolUse.grammar of mode "named")."""
+
+    reasoning = ()
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -201,6 +212,8 @@ class NamedCall:
 class ListedCalls:
     """The text is a list of calls (ToolUse.grammar of mode "required"), given out at its end; a
     list that was cut off is content."""
+
+    reasoning = ()
 
     def __init__(self) -> None:
         self._texts: list[str] = []

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Literal
 
 from tidemill.records import dataclass
-from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.base import ReplicaSpec, per_hour
 from tidemill.simulate.deploy import with_front_end
 from tidemill.simulate.sizing.trial import Trial
 
 Measure = Literal["cost", "watts", "devices"]
 """What options are compared by, the less the better: a price per hour, watts by the data sheets
 where there is no price, devices where not even these are known."""
-
-UNITS: dict[Measure, str] = {"cost": "per hour", "watts": "W", "devices": "devices"}
 
 Outcome = Literal["meets", "memory", "ttft", "tpot", "e2e", "outdone", "no price"]
 
@@ -114,6 +112,11 @@ def replicas_for(load: float, each: float, spare: int) -> int:
     """So many that ``spare`` of them can be missing. A whole number is not exceeded by what
     rounding adds."""
     return max(1, math.ceil(load / each * (1 - 1e-9))) + spare
+
+
+def unit_of(measure: Measure, currency: str) -> str:
+    """What amounts of ``measure`` are in."""
+    return {"cost": per_hour(currency), "watts": "W", "devices": "devices"}[measure]
 
 
 def shown(amount: float) -> str:

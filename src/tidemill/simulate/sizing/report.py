@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tidemill.presentation.document import Block, Bullets, Code, Heading, Paragraph, Table
-from tidemill.simulate.sizing.option import UNITS, Entry, Measure, Option, Point, shown
+from tidemill.simulate.base import per_hour
+from tidemill.simulate.sizing.option import Entry, Measure, Option, Point, shown
 from tidemill.simulate.sizing.search import Breaking, Sizing, Verified
 from tidemill.simulate.sizing.trial import METRICS, Trial, misses
 
@@ -75,8 +76,9 @@ def _winner(sizing: Sizing, model: str) -> Iterator[Block]:
     devices = "device" if entry.devices == 1 else "devices"
     yield Heading(f"{entry.replicas} x {entry.option.words}")
     yield Paragraph(
-        f"{entry.devices} {devices}{_prices(entry)}: {entry.replicas - sizing.goal.spare} of the "
-        f"{entry.replicas} replicas carry the peak. {_by(sizing.measure)}"
+        f"{entry.devices} {devices}{_prices(entry, sizing.currency)}: "
+        f"{entry.replicas - sizing.goal.spare} of the {entry.replicas} replicas carry the peak. "
+        f"{_by(sizing.measure)}"
     )
     yield Code(command(entry.option, model))
     yield Table(
@@ -117,10 +119,10 @@ def _seconds(trial: Trial, metric: Any) -> str:
     return "grows" if trial.growing else f"{trial.latency[metric].p99:.3g}"
 
 
-def _prices(entry: Entry) -> str:
+def _prices(entry: Entry, currency: str) -> str:
     parts = []
     if (cost := entry.total("cost")) is not None:
-        parts.append(f"{shown(cost)} per hour")
+        parts.append(f"{shown(cost)} {per_hour(currency)}")
     if (watts := entry.total("watts")) is not None:
         parts.append(f"{shown(watts)} W by the data sheet")
     return f", {', '.join(parts)}" if parts else ""
@@ -192,7 +194,7 @@ def _others(sizing: Sizing) -> Iterator[Block]:
         total = entry.total(sizing.measure)
         why = entry.why
         if total is not None:
-            why = f"{entry.replicas} replicas take {shown(total)} {UNITS[sizing.measure]}"
+            why = f"{entry.replicas} replicas take {shown(total)} {sizing.unit}"
         rows.append((entry.option.words, _OUT[entry.outcome], why))
     yield Table(("option", "lost by", "because"), tuple(rows))
     left = others[_MOST_LOST:]
@@ -211,7 +213,7 @@ def _front(sizing: Sizing) -> Iterator[Block]:
     points = sizing.front
     if len(points) < 2:
         return
-    unit = UNITS[sizing.measure]
+    unit = sizing.unit
     yield Heading("What more would buy")
     yield Paragraph(
         "Ways to meet the limits that none outdoes in both: what it takes, and how fast a user "
@@ -328,6 +330,7 @@ def as_data(sizing: Sizing, model: str, workload: str) -> dict[str, Any]:
         "load": {"kind": goal.load.kind, "amount": goal.load.amount, "words": goal.load.words},
         "spare": goal.spare,
         "by": sizing.measure,
+        "currency": sizing.currency or None,
         "winner": None if sizing.winner is None else _entry(sizing.winner, model),
         "options": [_entry(entry, model) for entry in sizing.entries],
         "front": [

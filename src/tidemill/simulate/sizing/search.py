@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tidemill.bench.arrivals import MAX_CONCURRENCY
 from tidemill.records import dataclass
-from tidemill.simulate.base import ReplicaSpec
+from tidemill.simulate.base import ReplicaSpec, currency_of
 from tidemill.simulate.sizing.fluid import Mix, ceiling, first_token, fitted, next_token
 from tidemill.simulate.sizing.goal import Goal
 from tidemill.simulate.sizing.option import (
-    UNITS,
     Entry,
     Measure,
     Option,
@@ -27,6 +26,7 @@ from tidemill.simulate.sizing.option import (
     front,
     replicas_for,
     shown,
+    unit_of,
 )
 from tidemill.simulate.sizing.trial import Metric, Trial, Trials, cause, meets, misses
 
@@ -77,7 +77,8 @@ class Breaking:
 class Sizing:
     """All that was found. ``entries``: every option, the best first. ``winner`` is the first one,
     None where no option meets the SLO; the entries then say what is in the way. ``front``: by
-    ``measure`` and speed. ``simulated``: how many simulations that took."""
+    ``measure`` and speed. ``simulated``: how many simulations that took. ``currency``: of prices,
+    "" where nobody says."""
 
     goal: Goal
     measure: Measure
@@ -88,6 +89,12 @@ class Sizing:
     verified: Verified | None
     breaking: Breaking | None
     simulated: int
+    currency: str
+
+    @property
+    def unit(self) -> str:
+        """Of what is compared."""
+        return unit_of(self.measure, self.currency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +113,10 @@ def size(
     *, thorough: bool = True,
 ) -> Sizing:  # fmt: skip
     """The cheapest of ``options`` that meets the goal. ``say`` is told what is being done. If not
-    ``thorough``: how many replicas alone, from what one of them carries."""
-    return _Search(goal, mix, trials, measure_of(options), say, thorough).run(options)
+    ``thorough``: how many replicas alone, from what one of them carries. Raises ValueError for
+    prices in several currencies."""
+    currency = currency_of(option.spec for option in options if option.spec is not None)
+    return _Search(goal, mix, trials, measure_of(options), currency, say, thorough).run(options)
 
 
 def measure_of(options: Sequence[Option]) -> Measure:
@@ -122,11 +131,13 @@ def measure_of(options: Sequence[Option]) -> Measure:
 
 class _Search:
     def __init__(
-        self, goal: Goal, mix: Mix, trials: Trials, measure: Measure, say: Say, thorough: bool
-    ) -> None:
+        self, goal: Goal, mix: Mix, trials: Trials, measure: Measure, currency: str, say: Say,
+        thorough: bool,
+    ) -> None:  # fmt: skip
         self._goal = goal
         self._mix = mix
         self._measure: Measure = measure
+        self._currency = currency
         self._say = say
         self._thorough = thorough
         self._most_dearer = MOST_DEARER if thorough else 0
@@ -159,7 +170,7 @@ class _Search:
             breaking = self._breaking(winner)
         return Sizing(
             self._goal, self._measure, self._mix, winner, tuple(entries),
-            tuple(front(self._points)), verified, breaking, self._simulated,
+            tuple(front(self._points)), verified, breaking, self._simulated, self._currency,
         )  # fmt: skip
 
     def _order(self, entry: Entry) -> tuple[bool, float, int, float]:
@@ -215,7 +226,7 @@ class _Search:
         for case in cases:  # by what they take at best
             if least is not None and case.total >= least:
                 if case.speed <= fastest or dearer >= self._most_dearer:
-                    words = f"{shown(case.total)} {UNITS[self._measure]}"
+                    words = f"{shown(case.total)} {unit_of(self._measure, self._currency)}"
                     yield Entry(case.option, "outdone", f"takes {words} even at its best")
                     continue
                 dearer += 1
