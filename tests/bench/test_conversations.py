@@ -64,10 +64,12 @@ def test_a_turn_has_all_before_it_and_what_was_answered(load: Load) -> None:
         ]  # fmt: skip
         assert {m["content"] for m in messages if m["role"] == "assistant"} <= answers
         by_length.setdefault(len(messages), []).append(messages)
-    assert set(by_length) == {2, 4, 6}
+    if isinstance(load, Closed):  # which goes on until so many have been answered
+        assert set(by_length) == {2, 4, 6}
+    assert set(by_length) <= {2, 4, 6}
     assert len({messages[0]["content"] for all_ in by_length.values() for messages in all_}) == 1
     # What a turn begins with is another request, whole, of the turn before.
-    for messages in by_length[6]:
+    for messages in by_length.get(6, []):
         assert messages[:4] in by_length[4]
     for record in recording.records:
         assert record.error is None
@@ -144,7 +146,7 @@ def test_progress_is_told() -> None:
     with canned(always(stream({"content": "x"}))) as server:
         plan = Plan(
             endpoint=Endpoint(server.url, "m"), workload=Workload((TALK,)), load=Closed(1),
-            seconds=1.6, warmup=0.0,
+            seconds=1.6, warmup=0.0, requests=500,  # which do not end all at once after a pause
         )  # fmt: skip
         recording = run_apart(plan, told.append)
     assert [p.sent for p in told] == sorted(p.sent for p in told)

@@ -84,7 +84,7 @@ def test_concurrent_streams_are_as_if_alone(llm: AsyncLLM, expected: dict[str, l
             assert output.outputs[0].token_ids == expected[output.prompt or ""]
 
     run(main())
-    assert idle(llm)
+    run(until(lambda: idle(llm)))  # the thread ends its step after it has told what came of it
 
 
 def test_equal_request_ids_do_not_meet(llm: AsyncLLM, expected: dict[str, list[int]]) -> None:
@@ -121,8 +121,8 @@ def test_leaving_a_stream_drops_its_request_and_no_other(
             task = asyncio.create_task(read())
             await started.wait()
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            (end,) = await asyncio.gather(task, return_exceptions=True)
+            assert end is None or isinstance(end, asyncio.CancelledError)  # it may be over
         for prompt, other in zip(PROMPTS, others, strict=True):
             assert (await other)[-1].outputs[0].token_ids == expected[prompt]
         await until(lambda: idle(llm))
@@ -304,10 +304,10 @@ def test_a_full_queue_is_refused(tiny_chat_model: Path) -> None:
 
 
 def test_closing_ends_streams_and_refuses_new_ones(tmp_path: Path) -> None:
-    endless = write_chat_model(tmp_path / "endless.gguf", context=8192)
+    endless = write_chat_model(tmp_path / "endless.gguf", context=65536)
 
     async def main() -> None:
-        model = AsyncLLM(str(endless), threads=1)
+        model = AsyncLLM(str(endless), threads=1, max_sequences=2, max_context=65536)
         stream = model.generate("Hello", SamplingParams(n=2, max_tokens=None, ignore_eos=True))
         await anext(stream)
         await model.aclose()
@@ -322,14 +322,11 @@ def test_closing_ends_streams_and_refuses_new_ones(tmp_path: Path) -> None:
 
 
 def test_the_thread_ends_when_closed(tiny_chat_model: Path) -> None:
-    def engines() -> int:
-        return sum(t.name == "tidemill-engine" for t in threading.enumerate())
-
-    before = engines()
     model = AsyncLLM(str(tiny_chat_model), threads=1)
-    assert engines() == before + 1
+    thread = model._engine._thread
+    assert thread.is_alive()
     model.close()
-    assert engines() == before
+    assert not thread.is_alive()
 
 
 def test_a_forgotten_model_stops_its_thread(tiny_chat_model: Path) -> None:

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Server, Stream, events_of, serving, until
-from tidemill.bench.processes import free_port
+from support.serving import Server, Stream, events_of, port_of, serving, until
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
 CHAT = "/v1/chat/completions"
@@ -137,11 +136,10 @@ def _alive(pid: int) -> bool:
 
 def test_a_log_that_cannot_be_written(tiny_chat_model: Path, tmp_path: Path) -> None:
     """Nor can anything be kept on disk: packed weights, for one."""
-    port = free_port()
     with Path("/dev/full").open("w") as full:
         process = subprocess.Popen(
             ["prlimit", "--fsize=0", sys.executable, "-m", "tidemill", "serve",
-             str(tiny_chat_model), *OPTIONS, "--port", str(port), "--log-format", "json"],
+             str(tiny_chat_model), *OPTIONS, "--port", "0", "--log-format", "json"],
             stdin=subprocess.DEVNULL, stdout=full, stderr=full,
             env={**os.environ, "TIDEMILL_HOME": str(tmp_path / "home")},
         )  # fmt: skip
@@ -151,6 +149,8 @@ def test_a_log_that_cannot_be_written(tiny_chat_model: Path, tmp_path: Path) -> 
 
         def asked() -> bool:
             assert process.poll() is None
+            if not (port := port_of(process.pid)):
+                return False
             with suppress(OSError), socket.create_connection(("127.0.0.1", port), 30) as c:
                 head = f"POST {CHAT} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n"
                 c.sendall(head.encode() + body)

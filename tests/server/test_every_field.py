@@ -3,14 +3,14 @@ change nothing. Over real sockets; what sampling parameters do is what they do i
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.serving import Server, begin_request, serving, until
+from support.serving import Server, begin_request, paused, serving, until
 from support.tiny_chat_model import IM_END, IM_START, TEMPLATE, write_chat_model
 from tidemill import LLM, SamplingParams
 from tidemill.server.anthropic import requests as anthropic
@@ -135,27 +135,26 @@ def test_scores_of_the_prompt(server: Server, llm: LLM, path: str) -> None:
     assert "prompt_logprobs" not in str(server.post(path, {**asked, "prompt_logprobs": None})[1])
 
 
-def test_the_less_urgent_waits(tiny_chat_model: Path) -> None:
-    """Of two that wait, whichever came first."""
-    arguments = (str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "1")
-    with serving(*arguments) as server:
-        ended: list[int] = []
+def test_the_less_urgent_waits(endless: tuple[str, ...]) -> None:
+    """Of two that wait, whichever came first. They have the same prompt: the second one finds it
+    in the cache."""
+    arguments = (*endless, "--name", "tiny", "--threads", "1", "--max-sequences", "1")
+    with serving(*arguments) as server, ThreadPoolExecutor(2) as pool:
 
-        def ask(priority: int) -> None:
-            complete(server, priority=priority)
-            ended.append(priority)
+        def cached(priority: int) -> int:
+            answer = complete(server, priority=priority, prompt="It goes out again. " * 8)
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-        long = {"model": "tiny", "prompt": PROMPT, **BASE, "max_tokens": 900, "n": 8}
+        long = {"model": "tiny", "prompt": PROMPT, **BASE, "max_tokens": 60_000, "n": 8}
         with begin_request(server, COMPLETIONS, {**long, "priority": -9}):
             until(lambda: server.metric("vllm:num_requests_running") == 1)
-            before = server.metric("vllm:num_requests_waiting")
-            waiting = [threading.Thread(target=ask, args=[n], daemon=True) for n in (5, 0)]
-            for thread in waiting:
-                thread.start()
-            until(lambda: server.metric("vllm:num_requests_waiting") >= before + 2)
-        for thread in waiting:
-            thread.join(60)
-        assert ended == [0, 5]
+            with paused(server):
+                found, before = [], server.waiting()
+                for n, priority in enumerate((5, 0), 1):
+                    found.append(pool.submit(cached, priority))
+                    until(lambda n=n: server.waiting() == before + n)
+        later, sooner = (future.result(60) for future in found)
+        assert sooner == 0 < later
 
 
 def test_variables_of_the_template(tmp_path: Path) -> None:

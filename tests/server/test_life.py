@@ -25,6 +25,15 @@ LONG = {
 }  # fmt: skip
 SHORT = {**LONG, "max_tokens": 4, "stream": False}
 OPTIONS = ("--name", "tiny", "--threads", "1")
+ONE_BY_ONE = (*OPTIONS, "--max-sequences", "1")
+
+
+def begun(server: Server) -> list[Stream]:
+    """What a paused server of one sequence has to do: an answer, the next one, and one that waits
+    for its turn."""
+    streams = [Stream(server, LONG) for _ in range(3)]
+    until(lambda: server.waiting() == 1)
+    return streams
 
 
 def failing(*arguments: str, **options: Any) -> tuple[int, str]:
@@ -37,29 +46,27 @@ def failing(*arguments: str, **options: Any) -> tuple[int, str]:
 
 
 def test_sigterm_lets_streams_end_and_takes_nothing_new(tiny_chat_model: Path) -> None:
-    with serving(str(tiny_chat_model), *OPTIONS) as server:
-        stream = Stream(server, {**LONG, "max_tokens": 900, "n": 8, "temperature": 1})
-        assert stream.begun.wait(60)
+    with serving(str(tiny_chat_model), *ONE_BY_ONE) as server:
         with paused(server):
+            streams = begun(server)
             server.signal()
             until(lambda: server.get("/health/ready")[0] == 503)
             assert server.get("/health/live")[0] == 200
             status, headers, body = server.request("POST", "/v1/chat/completions", SHORT)
             assert (status, json.loads(body)["error"]["code"]) == (503, "draining")
             assert int(headers["retry-after"]) > 0
-        stream.join(60)
-        *chunks, done = events_of(stream.data)
-        assert done == "[DONE]"
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        for stream in streams:
+            stream.join(60)
+            *chunks, done = events_of(stream.data)
+            assert done == "[DONE]"
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
         assert server.wait() == 0
 
 
 def test_a_second_signal_ends_it_at_once(tiny_chat_model: Path) -> None:
-    with serving(str(tiny_chat_model), *OPTIONS) as server:
-        body = {**LONG, "max_tokens": 900, "n": 8, "temperature": 1}
-        streams = [Stream(server, body) for _ in range(4)]
-        assert all(stream.begun.wait(60) for stream in streams)
+    with serving(str(tiny_chat_model), *ONE_BY_ONE) as server:
         with paused(server):
+            streams = begun(server)
             server.signal(signal.SIGINT)
             until(lambda: server.get("/health/ready")[0] == 503)
             server.signal(signal.SIGINT)
@@ -69,14 +76,13 @@ def test_a_second_signal_ends_it_at_once(tiny_chat_model: Path) -> None:
 
 
 def test_draining_has_a_limit(tiny_chat_model: Path) -> None:
-    with serving(str(tiny_chat_model), *OPTIONS, "--drain", "0.5") as server:
-        body = {**LONG, "max_tokens": 900, "n": 24, "temperature": 1}
-        streams = [Stream(server, body) for _ in range(4)]
-        assert all(stream.begun.wait(60) for stream in streams)
+    with serving(str(tiny_chat_model), *ONE_BY_ONE, "--drain", "0.5") as server:
         with paused(server):
+            streams = begun(server)
             server.signal()
             server.until_logged("cut off")
         server.wait()
+        assert all(b"[DONE]" not in stream.data for stream in streams)
 
 
 def test_a_worker_that_dies_takes_nobody_else_with_it(tmp_path: Path) -> None:
@@ -128,8 +134,8 @@ def _alive(pid: int) -> bool:
 
 def test_a_request_has_a_time_limit(tiny_chat_model: Path) -> None:
     environment = {"TIDEMILL_REQUEST_SECONDS": "0.2"}
-    with serving(str(tiny_chat_model), *OPTIONS, environment=environment) as server:
-        body = {**LONG, "n": 16, "max_tokens": 900, "temperature": 1}
+    with serving(str(tiny_chat_model), *ONE_BY_ONE, environment=environment) as server:
+        body = {**LONG, "n": 64, "max_tokens": 900, "temperature": 1}  # which takes seconds
         status, answer = server.post("/v1/chat/completions", {**body, "stream": False})
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
         # Of a stream it is an event, unless it was over before the stream had begun.

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Server, begin_request, serving, until
+from support.serving import Server, begin_request, port_of, serving, until
 from tidemill.server.logs import JsonFormatter, LogWriter, TextFormatter, where_from
 from tidemill.server.serve import _on_loop_error
 
@@ -120,7 +119,10 @@ def test_lines_come_in_order_and_whole() -> None:
     for line in lines:
         pipe.log.emit(record(line))
     pipe.log.flush()
-    assert pipe.read().decode().splitlines() == lines
+    got = b""
+    while got.count(b"\n") < len(lines):  # flush() does not wait for ever
+        got += pipe.read()
+    assert got.decode().splitlines() == lines
 
 
 def test_who_does_not_read_keeps_nobody_waiting_and_is_told_what_was_dropped() -> None:
@@ -163,9 +165,9 @@ def test_a_line_that_cannot_be_made_is_told() -> None:
 
 
 @pytest.fixture(scope="module")
-def logged(tiny_chat_model: Path) -> Iterator[Server]:
+def logged(endless: tuple[str, ...]) -> Iterator[Server]:
     options = ("--name", "tiny", "--threads", "1", "--log-format", "json")
-    with serving(str(tiny_chat_model), *options) as found:
+    with serving(*endless, *options) as found:
         yield found
 
 
@@ -199,8 +201,9 @@ def test_a_refused_request_s_line_has_its_error(logged: Server) -> None:
 
 
 def test_a_client_that_left_is_an_abort(logged: Server) -> None:
-    body = CHAT | {"messages": [{"role": "user", "content": "x"}], "max_tokens": 900, "n": 60}
-    connection = begin_request(logged, "/v1/chat/completions", body | {"ignore_eos": True})
+    body = CHAT | {"messages": [{"role": "user", "content": "x"}], "max_tokens": 60_000}
+    body |= {"n": 8, "ignore_eos": True, "temperature": 1}
+    connection = begin_request(logged, "/v1/chat/completions", body)
     until(lambda: logged.metric("vllm:num_requests_running") > 0)
     connection.close()
     line = json.loads(logged.until_logged('"status": 499'))
@@ -285,12 +288,9 @@ def test_what_asyncio_reports_has_no_words_either(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
 def test_a_server_without_a_place_for_its_log_serves(tiny_chat_model: Path, stderr: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    command = [sys.executable, "-m", "tidemill", "serve", "--port", str(port), "--threads", "1",
+    command = [sys.executable, "-m", "tidemill", "serve", "--port", "0", "--threads", "1",
                "--name", "tiny", str(tiny_chat_model)]  # fmt: skip
     server = Server.__new__(Server)
-    server.port = port
     server.process = subprocess.Popen(["sh", "-c", f"exec {shlex.join(command)} {stderr}"])
     try:
         until(lambda: is_ready(server), seconds=120)
@@ -303,6 +303,8 @@ def test_a_server_without_a_place_for_its_log_serves(tiny_chat_model: Path, stde
 
 
 def is_ready(server: Server) -> bool:
+    assert server.process.poll() is None
+    server.port = port_of(server.process.pid)
     try:
         return server.request("GET", "/health/ready")[0] == 200
     except OSError:

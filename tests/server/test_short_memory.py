@@ -95,15 +95,17 @@ def _grammar(i: int) -> dict[str, Any]:
 
 
 def test_a_front_end_without_memory_costs_requests_only(own: Server) -> None:
-    """Those that are large: the others go on meanwhile. (Only one that comes in the very moment in
-    which a large one has taken the last piece may have to be asked again.)"""
+    """Those that are large: the others go on meanwhile. Only one that comes in the very moment in
+    which large ones have taken the last piece may have to be asked again: the smallest piece that
+    Python asks for fails then, whoever it is for, and no process can have its memory both used up
+    by some and at hand for others."""
     large = {**BODY, "messages": [{"role": "user", "content": "x" * 25_000_000}]}
     workers = own.workers()
     assert end_of(own, BODY) == "whole"
     with no_more_memory(own.process.pid, 8 << 20):
         with ThreadPoolExecutor(4) as pool:
             ends = list(pool.map(lambda body: end_of(own, body), [large, BODY, large, BODY] * 2))
-        assert end_of(own, BODY) == "whole"
+        until(lambda: end_of(own, BODY) == "whole")  # without any more memory
     assert set(ends[::2]) <= {"closed", "out_of_memory", "internal_error"}, ends
     assert set(ends[1::2]) <= {"whole", "closed", "out_of_memory"}, ends
     assert end_of(own, BODY) == "whole"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import select
-import threading
+import socket
 from pathlib import Path
 from typing import Any
 
 from support.serving import begin_request, paused, serving, until, write_keys
-from support.tiny_chat_model import write_chat_model
 
 BODY: dict[str, Any] = {
     "model": "tiny", "messages": [{"role": "user", "content": "Go on."}], "max_tokens": 300,
@@ -21,49 +21,48 @@ def test_a_flood_does_not_keep_others_waiting(tiny_chat_model: Path, tmp_path: P
     write_keys(keys, "flood", "modest")
     with serving(
         str(tiny_chat_model), "--name", "tiny", "--threads", "1", "--max-sequences", "4",
-        "--api-key-file", str(keys),
+        "--api-key-file", str(keys), "--log-format", "json",
     ) as server:  # fmt: skip
-        order: list[str] = []
+        server.key = "flood"  # for the metrics
 
-        def ask(tenant: str) -> None:
-            headers = {"Authorization": f"Bearer {tenant}"}
-            status, _, _ = server.request("POST", "/v1/chat/completions", BODY, headers)
-            assert status == 200
-            order.append(tenant)
+        def begin(tenant: str, n: int) -> list[socket.socket]:
+            path = "/v1/chat/completions"
+            return [begin_request(server, path, BODY, key=tenant) for _ in range(n)]
 
-        def metric(name: str) -> float:
-            text = server.request("GET", "/metrics", None, {"x-api-key": "flood"})[2].decode()
-            return sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith(name))
+        def served() -> list[str]:
+            """Whose requests have been answered, one after the other, as the server tells it:
+            clients may learn of several at once."""
+            lines = [json.loads(line) for line in server.lines if "chat/completions" in line]
+            assert {line["status"] for line in lines} <= {200}
+            return [line["tenant"] for line in lines]
 
-        flood = [threading.Thread(target=ask, args=["flood"]) for _ in range(16)]
-        for thread in flood:
-            thread.start()
-        until(lambda: metric("vllm:num_requests_running{") > 0)
-        with paused(server):  # until all wait but the one that runs, and those that have ended
-            until(lambda: len(order) + metric("vllm:num_requests_waiting{") >= 15)
-            modest = [threading.Thread(target=ask, args=["modest"]) for _ in range(3)]
-            for thread in modest:
-                thread.start()
-            until(lambda: len(order) + metric("vllm:num_requests_waiting{") >= 18)
-        for thread in (*flood, *modest):
-            thread.join()
-        # One that ran already and one in turn for each of theirs, not the whole flood.
+        with paused(server):  # until all wait but the one whose turn it is
+            connections = begin("flood", 16)
+            until(lambda: server.waiting() == 15)
+            connections += begin("modest", 3)
+            until(lambda: server.waiting() == 18)
+        until(lambda: len(served()) == 19)
+        for connection in connections:
+            connection.close()
+        order = served()
+        # One whose turn it was and one in turn for each of theirs, not the whole flood.
         assert order.count("flood") == 16
         last = max(i for i, tenant in enumerate(order) if tenant == "modest")
         before = order[:last].count("flood")
         assert before < 16 - 4
 
 
-def test_another_is_served_while_the_flood_goes_on(tmp_path: Path) -> None:
+def test_another_is_served_while_the_flood_goes_on(
+    endless: tuple[str, ...], tmp_path: Path
+) -> None:
     """It finds a place at once, where all places are wanted, and its prompt does not wait."""
     keys = tmp_path / "keys.toml"
     write_keys(keys, "flood", "modest")
-    model = write_chat_model(tmp_path / "long.gguf", context=8192)
     with serving(
-        str(model), "--name", "tiny", "--threads", "1", "--max-sequences", "8",
+        *endless, "--name", "tiny", "--threads", "1", "--max-sequences", "8",
         "--api-key-file", str(keys),
     ) as server:  # fmt: skip
-        body = {**BODY, "n": 1, "max_tokens": 8000, "stream": True}  # which take many seconds
+        body = {**BODY, "n": 1, "max_tokens": 60_000, "stream": True}
         flood = [
             begin_request(server, "/v1/chat/completions", body, key="flood") for _ in range(20)
         ]

@@ -141,9 +141,9 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def traced(tiny_chat_model: Path, collector: Collector) -> Iterator[Server]:
+def traced(endless: tuple[str, ...], collector: Collector) -> Iterator[Server]:
     options = ("--name", "tiny", "--threads", "1", "--otlp-endpoint", collector.url)
-    with serving(str(tiny_chat_model), *options, environment=QUICKLY) as found:
+    with serving(*endless, *options, environment=QUICKLY) as found:
         yield found
 
 
@@ -276,7 +276,7 @@ def test_refusals_and_those_who_leave_have_an_error_type(
     assert (root.name, root.attributes["error.type"]) == ("chat", "model_not_found")
     assert (root.status, below) == (0, {})  # the client's error is none of the server's
 
-    body = CHAT | {"max_tokens": 900, "n": 60}
+    body = CHAT | {"max_tokens": 60_000, "n": 8, "temperature": 1}
     connection = begin_request(traced, "/v1/chat/completions", body)
     until(lambda: traced.metric("vllm:num_requests_running") > 0)
     connection.close()

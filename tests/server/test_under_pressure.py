@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import Server, serving, until
-from support.tiny_chat_model import write_chat_model
+from support.serving import Server, begin_request, serving, until
 
 CHAT = "/v1/chat/completions"
 GREEDY = {"model": "tiny", "temperature": 0, "ignore_eos": True}
@@ -98,40 +95,30 @@ def test_a_salt_keeps_prefixes_apart(server: Server) -> None:
     assert cached("") == 0
 
 
-def test_a_long_prompt_beside_a_stream(tmp_path: Path) -> None:
-    """It is computed in parts, between which the stream goes on: its tokens while that happens are
-    about as many as the parts. Cut into parts or not, the answer is the same."""
-    path = write_chat_model(tmp_path / "tiny.gguf", context=8192)
-    with serving(str(path), "--name", "tiny", "--threads", "1") as server:
+def test_a_long_prompt_beside_a_stream(endless: tuple[str, ...]) -> None:
+    """It is computed in parts, and in the steps in which that happens the stream goes on. (Steps
+    are counted, and not what a client reads meanwhile, which depends on when it reads.) Cut into
+    parts or not, the answer is the same."""
+    with serving(*endless, "--name", "tiny", "--threads", "1", "--max-sequences", "4") as server:
+
+        def shared() -> float:
+            """Steps of two sequences, where there are no more than two."""
+            name = "tidemill:step_sequences"
+            return server.metric(f"{name}_sum") - server.metric(f"{name}_count")
+
         prompt = [65 + i % 26 for i in range(6000)]
         long = {**GREEDY, "prompt": prompt, "max_tokens": 8}
         _, alone = server.post("/v1/completions", {**long, "cache_salt": "a"})
-        tokens: list[float] = []
-        reading = threading.Thread(target=_read, args=[server, tokens], daemon=True)
-        reading.start()
-        until(lambda: len(tokens) > 5)
-        begun = server.metric("vllm:prompt_tokens_total", model_name="tiny")
-        before = len(tokens)
-        status, beside = server.post("/v1/completions", {**long, "cache_salt": "b"})
-        during = len(tokens) - before
-        reading.join(120)
-        assert status == 200
-        assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
-        assert server.metric("vllm:prompt_tokens_total", model_name="tiny") - begun >= 6000
-        assert during >= 6000 / 256 / 2
-
-
-def _read(server: Server, tokens: list[float]) -> None:
-    """A stream with its tokens counted as they come (those that come at once, at once)."""
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
-    body = chat("long", stream=True, max_tokens=4000, logprobs=True)
-    connection.request("POST", CHAT, json.dumps(body))
-    answer = connection.getresponse()
-    for line in answer:
-        tokens += [time.monotonic()] * line.count(b'"bytes"')
-    connection.close()
+        assert shared() == 0
+        body = chat("long", stream=True, max_tokens=60_000, temperature=1)
+        with begin_request(server, CHAT, body):
+            until(lambda: server.metric("vllm:num_requests_running") == 1)
+            status, beside = server.post("/v1/completions", {**long, "cache_salt": "b"})
+            assert status == 200
+            assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
+            assert beside["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            # They are told now and then; those for its 8 tokens alone are fewer.
+            until(lambda: shared() >= 6000 // 256)
 
 
 def test_almost_no_temperature_is_none(server: Server) -> None:

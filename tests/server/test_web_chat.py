@@ -39,7 +39,7 @@ def shown(page: Page) -> str:
 
 def test_an_answer_streams_and_is_measured(page: Page) -> None:
     bodies = asked(page, ignore_eos=True, seed=1)
-    set_most_tokens(page, 800)  # more than one read of the connection holds
+    set_most_tokens(page, 800)
     page.evaluate("window.held = true")
     send(page, "Hello there")
     expect(page.locator(".message.user")).to_contain_text("Hello there")

@@ -15,8 +15,10 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 COMPLETIONS = "**/v1/chat/completions"
 
-# Lets through so many bytes of each streamed answer, the rest once ``window.held`` is false: what a
-# page does in the middle of an answer can be looked at without a race.
+# Lets through half of the text of each streamed answer, the rest once ``window.held`` is false:
+# what a page does in the middle of an answer can be looked at without a race. The answer is read
+# whole before that, and halved by its text: how much of it comes in one event depends on how fast
+# it is read. It comes in pieces that do not end where events do.
 HOLDING = """
 (() => {
   const fetchIt = window.fetch.bind(window);
@@ -24,23 +26,42 @@ HOLDING = """
   window.fetch = async (url, options) => {
     const response = await fetchIt(url, options);
     if (!window.held || !String(url).includes("chat/completions")) return response;
-    const reader = response.body.getReader();
-    let left = 6000;
-    let rest = new Uint8Array();
+    const events = (await response.text()).split(/(?<=\n\n)/);
+    const textOf = (event) => {
+      if (!event.startsWith("data: {")) return "";
+      return JSON.parse(event.slice(6)).choices[0]?.delta?.content ?? "";
+    };
+    const withText = (event, text) => {
+      const data = JSON.parse(event.slice(6));
+      data.choices[0].delta.content = text;
+      return "data: " + JSON.stringify(data) + "\n\n";
+    };
+    let left = Math.ceil(events.reduce((sum, event) => sum + textOf(event).length, 0) / 2);
+    let first = "";
+    let second = "";
+    for (const event of events) {
+      const text = textOf(event);
+      if (left <= 0) second += event;
+      else if (text.length <= left) first += event;
+      else {
+        first += withText(event, text.slice(0, left));
+        second += withText(event, text.slice(left));
+      }
+      left -= text.length;
+    }
+    const halves = [first, second].map((half) => new TextEncoder().encode(half));
     const body = new ReadableStream({
       async pull(controller) {
-        while (left <= 0 && window.held) {
-          if (options.signal.aborted) throw new DOMException("stopped", "AbortError");
-          await new Promise((go) => setTimeout(go, 10));
+        if (!halves[0].length) {
+          halves.shift();
+          if (!halves.length) return controller.close();
+          while (window.held) {
+            if (options.signal.aborted) throw new DOMException("stopped", "AbortError");
+            await new Promise((go) => setTimeout(go, 10));
+          }
         }
-        if (!rest.length) {
-          const { done, value } = await reader.read();
-          if (done) return controller.close();
-          rest = value;
-        }
-        controller.enqueue(rest.slice(0, 250));
-        left -= Math.min(250, rest.length);
-        rest = rest.slice(250);
+        controller.enqueue(halves[0].slice(0, 250));
+        halves[0] = halves[0].slice(250);
       },
     });
     return new Response(body, { status: response.status, headers: response.headers });

@@ -157,15 +157,33 @@ class Server:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in children.split()]
 
+    def waiting(self) -> float:
+        """Requests that wait for their turn; told also while a model is paused."""
+        return self.metric("vllm:num_requests_waiting")
+
     def idle(self) -> bool:
         return (
             self.metric("vllm:num_requests_running") == 0
-            and self.metric("vllm:num_requests_waiting") == 0
+            and self.waiting() == 0
             and self.metric("vllm:kv_cache_usage_perc") == 0
         )
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+
+def port_of(process: int) -> int:
+    """The port at which a process listens, as the system has chosen it; 0 until it does. For a
+    server that cannot tell it: one chosen here could be another's before the server has it."""
+    sockets = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            sockets.add(os.readlink(link))
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in sockets:
+            return int(local.partition(":")[2], 16)
+    return 0
 
 
 def write_keys(file: Path, *names: str, **settings: str) -> None:
