@@ -107,6 +107,39 @@ def test_a_client_that_leaves_frees_its_blocks(
             pytest.fail("every answer was written to its end")
 
 
+@pytest.fixture(scope="module")
+def ample(endless: tuple[str, ...]) -> Iterator[Server]:
+    with serving(*endless, "--name", "tiny", "--threads", "1") as found:
+        yield found
+
+
+SEVERAL = {"model": "tiny", "max_tokens": 60_000, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_the_blocks_of_all_its_prompts(
+    ample: Server, stream: bool
+) -> None:
+    """Also of those whose answers nobody has begun to read: they are read one after the other."""
+    before = ample.metric("vllm:generation_tokens_total")
+    connection = begin(
+        ample, {**SEVERAL, "prompt": ["a", "b", "c"], "stream": stream}, "/v1/completions"
+    )
+    until(lambda: ample.metric("vllm:num_requests_running") == 3)
+    connection.close()
+    until(ample.idle)
+    assert ample.metric("vllm:generation_tokens_total") < before + 60_000
+
+
+def test_what_is_refused_for_one_of_its_prompts_runs_none(ample: Server) -> None:
+    before = ample.metric("vllm:generation_tokens_total")
+    body = {**SEVERAL, "prompt": [[65], [65], [65] * 10_000]}
+    status, answer = ample.post("/v1/completions", body)
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    until(ample.idle)
+    assert ample.metric("vllm:generation_tokens_total") < before + 60_000
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_leave_while_their_prompts_are_read(
     long_context: Server, stream: bool

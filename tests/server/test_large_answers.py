@@ -11,15 +11,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tidemill.engine.base import Event, FinishEvent, PromptEvent, TokenLogprob
+from tidemill.engine.base import Event, FinishEvent, PromptEvent, Request, TokenLogprob
 from tidemill.engine.params import SamplingParams
-from tidemill.llm.mailbox import Batches
+from tidemill.llm.mailbox import Mailbox
 from tidemill.llm.outputs import CompletionOutput, Logprob, OutputBuilder, RequestOutput
 from tidemill.server.generation import Generation
 from tidemill.server.http import Exchange
 from tidemill.server.keys import ANYBODY
 from tidemill.server.openai import completions
 from tidemill.server.openai.answers import prompt_logprobs
+from tidemill.server.worker_process import WorkerProcess
 from tidemill.text.base import Tokenizer
 
 
@@ -37,24 +38,15 @@ class Names:
         return "".join(f"<{i}>" for i in ids)
 
 
-class Events:
-    """Of a worker: what happens to one request."""
-
-    def __init__(self, *batches: list[Event]) -> None:
-        self._batches = batches
-
-    async def events(self, request: Any, mailbox: Any) -> Any:
-        for i, batch in enumerate(self._batches):
-            yield cast("Batches", [(batch, float(i))])
-
-
 async def _generation(names: Names, params: SamplingParams, *batches: list[Event]) -> Generation:
     builder = OutputBuilder("r", None, range(100), params, cast("Tokenizer", names), 0.0)
     meter = SimpleNamespace(prompt=lambda n: None, output=lambda *_: None)
+    mailbox = Mailbox(params.n)
+    for i, batch in enumerate(batches):
+        mailbox.post(batch, float(i))
     return Generation(
-        cast("Any", Events(*batches)), cast("Any", SimpleNamespace(id="r")), cast("Any", None),
-        builder, seconds=60, meter=meter,
-    )  # fmt: skip
+        WorkerProcess(None), Request("r", (1,), params), mailbox, builder, seconds=60, meter=meter
+    )
 
 
 def _scored() -> list[Event]:
@@ -69,7 +61,7 @@ def test_a_prompts_scores_are_read_beside_the_event_loop(asked: dict[str, Any]) 
     async def whole() -> RequestOutput:
         generation = await _generation(names, SamplingParams(max_tokens=1, **asked), _scored())
         output = await generation.whole()
-        generation._deadline.cancel()
+        generation.close()
         return output
 
     output = asyncio.run(whole())

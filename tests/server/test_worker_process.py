@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from tidemill.engine.base import EngineStats, Event, FinishEvent, Request, TokenEvent
-from tidemill.engine.params import SamplingParams
+from tidemill.engine.base import EngineStats, Event, FinishEvent, TokenEvent
 from tidemill.llm.mailbox import Mailbox
 from tidemill.server.wire import Kind
 from tidemill.server.worker import Worker
-from tidemill.server.worker_process import WorkerProcess
 
 
 def token(text: str) -> TokenEvent:
@@ -26,12 +24,11 @@ def test_what_comes_while_the_reader_is_busy_is_not_lost() -> None:
     """Also the end, which has come before the reader has come back for what was before it."""
 
     async def main() -> list[Event]:
-        worker, mailbox = WorkerProcess(None), Mailbox(1)
-        request = Request("r", (1,), SamplingParams(max_tokens=3))
+        mailbox = Mailbox(1)
         mailbox.post([token("a")], 1.0)
         got: list[Event] = []
-        async for batches in worker.events(request, mailbox):
-            got += [event for events, _ in batches for event in events]
+        while not mailbox.done:
+            got += [event for events, _ in await mailbox.take() for event in events]
             if len(got) == 1:
                 mailbox.post([token("b")], 2.0)
                 mailbox.post([FinishEvent("r", 0, "length")], 3.0)

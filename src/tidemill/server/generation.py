@@ -25,7 +25,7 @@ class Meter(Protocol):
 
 
 class Generation:
-    """The answer to one request as it comes. Leaving it early needs ``aclose``.
+    """The answer to one request as it comes. ``close`` drops what has not ended of it.
 
     After ``seconds`` the request is ended, with an error.
     """
@@ -42,25 +42,26 @@ class Generation:
     ) -> None:
         self.builder = builder
         self._worker = worker
-        self._events = worker.events(request, mailbox)
+        self._mailbox = mailbox
+        self._request_id = request.id
         self._meter = meter
         self._seconds = seconds
         self._late = False
         self._refused = False
-        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire, request.id)
+        self._deadline = asyncio.get_running_loop().call_later(seconds, self._expire)
 
     async def deltas(self) -> AsyncIterator[RequestOutput]:
         """What is new, as often as there is something."""
-        async for batches in self._events:
-            await self._push(batches)
+        while not self._mailbox.done:
+            await self._push(await self._mailbox.take())
             delta = self.builder.delta()
             if delta.outputs or delta.finished:
                 yield delta
 
     async def whole(self) -> RequestOutput:
         """All of it. Raises ApiError if it failed."""
-        async for batches in self._events:
-            await self._push(batches)
+        while not self._mailbox.done:
+            await self._push(await self._mailbox.take())
         if (failure := self.failure) is not None:
             raise failure
         return self.builder.snapshot()
@@ -79,13 +80,14 @@ class Generation:
             return ApiError(503, message, code="model_unavailable", retry_after=2)
         return ApiError(500, message, code="generation_failed")
 
-    async def aclose(self) -> None:
+    def close(self) -> None:
+        """Also of one that nobody has begun to read."""
         self._deadline.cancel()
-        await self._events.aclose()
+        self._worker.abort(self._request_id)
 
-    def _expire(self, request_id: str) -> None:
+    def _expire(self) -> None:
         self._late = True
-        self._worker.fail(request_id, f"the request took longer than {self._seconds:g} s")
+        self._worker.fail(self._request_id, f"the request took longer than {self._seconds:g} s")
 
     async def _push(self, batches: Batches) -> None:
         output = self.builder.output

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import aclosing
 from typing import Any, ParamSpec, TypeVar
 
 import msgspec
@@ -156,22 +157,24 @@ class Exchange:
         await self._begin(status, about, headers)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def events(self, events: AsyncIterator[bytes], content_type: str = SSE) -> None:
+    async def events(self, source: AsyncGenerator[bytes, None], content_type: str = SSE) -> None:
         """Server-sent events, each as ``sse`` makes it, or pieces of another type. The answer
-        begins with the first, so that what fails before it can still be told by a status."""
+        begins with the first, so that what fails before it can still be told by a status.
+        ``source`` is closed, also where nobody reads it to its end."""
         self.streamed = True
-        async for event in events:
-            if not self.status:
-                await self._begin(
-                    200,
-                    {
-                        "content-type": content_type,
-                        "cache-control": "no-cache",
-                        "x-accel-buffering": "no",  # proxies are to pass each event on
-                    },
-                    None,
-                )
-            await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        async with aclosing(source) as events:
+            async for event in events:
+                if not self.status:
+                    await self._begin(
+                        200,
+                        {
+                            "content-type": content_type,
+                            "cache-control": "no-cache",
+                            "x-accel-buffering": "no",  # proxies are to pass each event on
+                        },
+                        None,
+                    )
+                await self._send({"type": "http.response.body", "body": event, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _begin(

@@ -232,7 +232,7 @@ class _Turn:
                 len(output.prompt_token_ids) + sum(generated(output, self._params))
             )
             metrics.observe(name, exchange.tenant, self._params, output)
-            await generation.aclose()
+            generation.close()
 
 
 def _check_priority(priority: int, tenant: Tenant) -> None:

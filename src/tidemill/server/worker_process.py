@@ -9,13 +9,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tidemill.engine.base import EngineStats, ErrorEvent, Request
-from tidemill.llm.mailbox import Batches, Mailbox
+from tidemill.llm.mailbox import Mailbox
 from tidemill.server.errors import ModelUnavailable
 from tidemill.server.wire import (
     Frames,
@@ -91,8 +91,8 @@ class WorkerProcess(asyncio.Protocol):
         return self._process.pid
 
     async def submit(self, request: Request) -> Mailbox:
-        """Queue a request. Raises what the engine says of it (RequestError, QueueFullError), or
-        ModelUnavailable if the worker is gone."""
+        """Queue a request, which runs until it has ended or is aborted. Raises what the engine says
+        of it (RequestError, QueueFullError), or ModelUnavailable if the worker is gone."""
         self._check_alive()
         mailbox = self._mailboxes[request.id] = Mailbox(request.params.n)
         self._send(Kind.ADD, pack_request(request))
@@ -102,14 +102,6 @@ class WorkerProcess(asyncio.Protocol):
             self.abort(request.id)
             raise
         return mailbox
-
-    async def events(self, request: Request, mailbox: Mailbox) -> AsyncGenerator[Batches, None]:
-        """What happens to a submitted request until it ends. Closing this drops the request."""
-        try:
-            while not mailbox.done:
-                yield await mailbox.take()
-        finally:
-            self.abort(request.id)
 
     def abort(self, request_id: str) -> None:
         """Drop a request; nothing happens if it has ended."""
@@ -201,7 +193,8 @@ class WorkerProcess(asyncio.Protocol):
                     self._on_stage(*fields)
             case Kind.READY:
                 self.info = fields[0]
-                self._ready.set_result(None)
+                if not self._ready.done():  # whoever waited may have left just now
+                    self._ready.set_result(None)
             case Kind.FAILED:
                 if not self._ready.done():
                     self._ready.set_exception(ModelUnavailable(fields[0]))

@@ -83,8 +83,7 @@ async def _answer(
             exchange, model, [prompt], params, priority=0, salt=""
         ) as (generation,):  # fmt: skip
             if request.stream:
-                async with aclosing(answer.events(generation)) as events:
-                    await exchange.events(events)
+                await exchange.events(answer.events(generation))
             else:
                 await exchange.built(answer.whole, await generation.whole())
 

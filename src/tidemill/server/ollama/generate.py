@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from tidemill.engine.params import SamplingParams
@@ -87,8 +86,7 @@ async def _generate(
         ) as (generation,):  # fmt: skip
             answer.begin(model, params, reader)
             if request.streams:
-                async with aclosing(answer.lines(generation)) as lines:
-                    await exchange.events(lines, NDJSON)
+                await exchange.events(answer.lines(generation), NDJSON)
             else:
                 await exchange.built(answer.whole, await generation.whole())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -170,7 +170,9 @@ class _Answer:
             **prompt_logprobs(output),
         }
 
-    async def chunks(self, generation: Generation, wants_usage: bool) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, generation: Generation, wants_usage: bool
+    ) -> AsyncGenerator[bytes, None]:
         contents = []
         for index in range(len(self._readers)):
             yield sse(self._chunk(index, {"role": "assistant", "content": ""}))

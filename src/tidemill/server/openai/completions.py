@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
@@ -130,18 +130,19 @@ class _Answer:
 
     async def chunks(
         self, generations: list[Generation], wants_usage: bool
-    ) -> AsyncIterator[bytes]:
-        async for i, delta in _merged(generations):
-            if (failure := generations[i].failure) is not None:
-                yield sse(error_body(failure))
-                return
-            for out in delta.outputs:
-                if out.text or out.finished or out.logprobs:
-                    index = i * self._params.n + out.index
-                    if len(out.token_ids) > _MANY_TOKENS:
-                        yield await asyncio.to_thread(self._chunk, index, out)
-                    else:
-                        yield self._chunk(index, out)
+    ) -> AsyncGenerator[bytes, None]:
+        async with aclosing(_merged(generations)) as deltas:
+            async for i, delta in deltas:
+                if (failure := generations[i].failure) is not None:
+                    yield sse(error_body(failure))
+                    return
+                for out in delta.outputs:
+                    if out.text or out.finished or out.logprobs:
+                        index = i * self._params.n + out.index
+                        if len(out.token_ids) > _MANY_TOKENS:
+                            yield await asyncio.to_thread(self._chunk, index, out)
+                        else:
+                            yield self._chunk(index, out)
         if wants_usage:
             outputs = [generation.builder.output for generation in generations]
             yield sse({**self._head, "choices": [], "usage": self._usage(outputs)})
@@ -202,7 +203,7 @@ class _Answer:
 
 async def _merged(
     generations: list[Generation],
-) -> AsyncIterator[tuple[int, RequestOutput]]:
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """The deltas of several generations as they come, each with its generation's number."""
     queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
 

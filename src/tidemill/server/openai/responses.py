@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -220,7 +220,7 @@ class _Answer:
             pass  # the items are what counts
         return self._response(_status(out), output, out)
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         event = self._items.event
         begun = self._response("in_progress", generation.builder.output, None)
         yield event("response.created", response=begun)
