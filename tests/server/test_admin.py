@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +135,73 @@ def test_only_for_admins(tiny_chat_model: Path, tmp_path: Path) -> None:
             assert status("nobody", method, path) == 401
         assert status("chief", "GET", "") == 200
         assert status("chief", "POST", "/tiny/unload") == 200
+
+
+@contextmanager
+def endless_files() -> Iterator[tuple[str, list[str]]]:
+    """A URL of files whose download never ends, and which of them are being fetched."""
+    fetched: list[str] = []
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(1 << 28))
+            self.end_headers()
+            fetched.append(self.path)
+            try:
+                while not over.wait(0.01):
+                    self.wfile.write(bytes(1 << 12))
+            except OSError:
+                fetched.remove(self.path)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    files = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=files.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{files.server_port}", fetched
+    finally:
+        over.set()
+        files.shutdown()
+        files.server_close()
+
+
+def test_models_that_are_downloaded_hold_nobody_up(tiny_chat_model: Path, tmp_path: Path) -> None:
+    """However many there are, and not the end either; a download that nobody waits for ends."""
+    home = {"TIDEMILL_HOME": str(tmp_path)}
+    options = ("--name", "tiny", "--threads", "1")
+    with endless_files() as (url, fetched):
+        with serving(str(tiny_chat_model), *options, environment=home) as server:
+            waiting = [
+                begin_request(
+                    server, "/admin/models", {"source": f"{url}/{i}.gguf", "name": f"m{i}"}
+                )
+                for i in range(12)
+            ]
+            until(lambda: len(fetched) == 12)
+            assert ask(server, "tiny") == 200
+            for connection in waiting[1:]:
+                connection.close()
+            until(lambda: len(fetched) == 1)
+            server.signal()
+            server.until_logged("1 request has 30 s to end")
+            server.signal()
+            assert server.wait() == 0
+            waiting[0].close()
+        until(lambda: not fetched)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_start_that_downloads(number: signal.Signals, tmp_path: Path) -> None:
+    with endless_files() as (url, fetched):
+        server = Server([f"{url}/m.gguf"], {"TIDEMILL_HOME": str(tmp_path)})
+        try:
+            until(lambda: fetched)
+            server.signal(number)
+            assert server.wait() in (0, 130)
+        finally:
+            server.stop()
+        until(lambda: not fetched)
+    assert "Traceback" not in server.log

@@ -51,6 +51,19 @@ class Account:
         return sum(sum(generated(output, self.params)) for output in self.outputs)
 
     @property
+    def size(self) -> int:
+        """About how many tokens, log-probabilities and numbers of vectors there are to tell."""
+        if self.params is None:
+            return 0
+        each, of_prompt = 1 + (self.params.logprobs or 0), 1 + (self.params.prompt_logprobs or 0)
+        return sum(
+            each * sum(len(out.token_ids) for out in output.outputs)
+            + of_prompt * len(output.prompt_logprobs or ())
+            + (0 if output.embedding is None else output.embedding.size)
+            for output in self.outputs
+        )
+
+    @property
     def finish_reasons(self) -> list[str]:
         """Of each answer; one that was given up is an "abort"."""
         return [o.finish_reason or "abort" for output in self.outputs for o in output.outputs]

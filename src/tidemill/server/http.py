@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import aclosing
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,7 +21,6 @@ from tidemill.server.keys import Tenant
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -140,12 +139,6 @@ class Exchange:
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         await self.send_body(encode(value), JSON, status, headers)
-
-    async def built(self, make: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Answer with what ``make`` gives, as JSON. It has to do with all of an answer's tokens or
-        vectors, so it is made on another thread, while the event loop goes on with others."""
-        body = await asyncio.to_thread(lambda: encode(make(*args, **kwargs)))
-        await self.send_body(body, JSON)
 
     async def send_body(
         self, body: bytes, content_type: str, status: int = 200,

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tidemill.engine.base import Request
@@ -26,7 +27,9 @@ from tidemill.server.config import ModelConfig
 from tidemill.server.errors import ApiError, ModelUnavailable
 from tidemill.server.generation import Generation, Meter
 from tidemill.server.prompting import Prompting
+from tidemill.server.threads import on_own_thread
 from tidemill.server.worker_process import WorkerProcess
+from tidemill.store.base import ProgressEvent, StoreError
 
 log = logging.getLogger("tidemill.server")
 
@@ -382,14 +385,26 @@ class Models:
     async def _open(self, config: ModelConfig) -> OpenModel:
         """The model's files, fetched if need be. Raises ModelUnavailable."""
         log.info("%s: loading", config.name)
+        given_up = False
+
+        def go_on(event: ProgressEvent) -> None:
+            if given_up:
+                raise StoreError("nobody waits for this model any more")
+
         with _telling(config):
-            return await asyncio.to_thread(
-                open_model,
-                config.source,
-                max_context=config.max_context,
-                pre_tokenizer=config.pre_tokenizer,
-                offline=self._offline or None,
-            )
+            try:
+                return await on_own_thread(
+                    partial(
+                        open_model,
+                        config.source,
+                        max_context=config.max_context,
+                        pre_tokenizer=config.pre_tokenizer,
+                        offline=self._offline or None,
+                        progress=go_on,
+                    )
+                )
+            finally:
+                given_up = True
 
     async def _start(self, config: ModelConfig, opened: OpenModel) -> LoadedModel:
         """Raises ModelUnavailable."""

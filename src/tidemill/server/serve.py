@@ -9,9 +9,7 @@ import os
 import resource
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from tidemill.server.keys import Keys
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Models, OnStage
 from tidemill.server.service import Service
+from tidemill.server.threads import started_threads
 from tidemill.server.tracing import start_tracing
 from tidemill.server.usage import UsageKeeper
 
@@ -98,6 +97,7 @@ def serve(
         try:
             asyncio.run(_Run(config, App(service, keys), usage, socket_, on_ready).run())
         finally:
+            service.close()
             if tracing is not None:
                 tracing.close()
 
@@ -110,15 +110,6 @@ def _allow_files(count: int) -> None:
         count = min(count, most)
     if soft != resource.RLIM_INFINITY and soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count, most))
-
-
-def _started_threads(count: int) -> ThreadPoolExecutor:
-    """All of them started: once memory is short, none can be."""
-    pool = ThreadPoolExecutor(count, thread_name_prefix="tidemill-aside")
-    started = threading.Barrier(count)  # until then none is free to take another's work
-    for _ in range(count):
-        pool.submit(started.wait)
-    return pool
 
 
 class _Uvicorn(uvicorn.Server):
@@ -167,7 +158,7 @@ class _Run:
         )
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(_on_loop_error)
-        loop.set_default_executor(_started_threads(_THREADS))
+        loop.set_default_executor(started_threads(_THREADS))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.ensure_future(http.serve(sockets=[self._socket]))
@@ -209,8 +200,8 @@ class _Run:
         if not app.active:
             return
         log.warning(
-            "shutting down: %d requests have %g s to end (a second signal ends them now)",
-            app.active,
+            "shutting down: %s %g s to end (a second signal ends what is left)",
+            "1 request has" if app.active == 1 else f"{app.active} requests have",
             self._config.drain_seconds,
         )
         with contextlib.suppress(TimeoutError):
@@ -218,7 +209,7 @@ class _Run:
                 while app.active and not self._hurried.is_set():
                     await asyncio.sleep(0.02)
         if app.active:
-            log.warning("%d requests are cut off", app.active)
+            log.warning("what is left is cut off: %d of them", app.active)
             self._hurried.set()
 
     def _url(self) -> str:

@@ -6,8 +6,9 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from typing import ParamSpec, TypeVar
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from tidemill.engine.base import NO_OUTPUT
 from tidemill.engine.params import SamplingParams
@@ -19,11 +20,12 @@ from tidemill.server.admission import Grant
 from tidemill.server.config import ServerConfig
 from tidemill.server.errors import ApiError
 from tidemill.server.generation import Generation
-from tidemill.server.http import Exchange
+from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.keys import ANYBODY, Tenant
 from tidemill.server.metrics import Metrics
 from tidemill.server.models import Entry, LoadedModel, Models
 from tidemill.server.quotas import Quotas, Reservation
+from tidemill.server.threads import started_threads
 from tidemill.server.tracing import Tracing
 
 P = ParamSpec("P")
@@ -32,6 +34,7 @@ T = TypeVar("T")
 MOST_PRIORITY = 10**6
 """Of a request, up or down."""
 
+_LARGE_ANSWER = 2048  # numbers and tokens; those take some milliseconds
 _LARGE_BODY = 128 << 10  # bytes; a text of those takes some milliseconds
 
 _EMBEDDING_SHARE = 4
@@ -51,16 +54,37 @@ class Service:
         self.tracing = tracing
         self.quotas = Quotas(epoch=time.time() - time.monotonic())
         self.draining = False
-        self._one_large = asyncio.Semaphore(1)
+        # One, so that however many large pieces of work there are, threads are left for the small:
+        # two would take turns with the interpreter anyway.
+        self._large = started_threads(1)
+
+    def close(self) -> None:
+        self._large.shutdown(wait=False, cancel_futures=True)
 
     async def aside(
         self, exchange: Exchange, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """What ``work`` gives, which has to do with all of a request's texts, on another thread.
-        Large requests take turns, so that there are threads for the others."""
-        large = exchange.size > _LARGE_BODY
-        async with self._one_large if large else nullcontext():
-            return await asyncio.to_thread(work, *args, **kwargs)
+        """What ``work`` gives, which has to do with all of a request's texts, on another thread;
+        those of large requests one after the other."""
+        pool = self._large if exchange.size > _LARGE_BODY else None
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, partial(work, *args, **kwargs))
+
+    async def large(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``work`` gives, which takes a while, on another thread; one after the other."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._large, partial(work, *args, **kwargs))
+
+    async def answer(
+        self, exchange: Exchange, make: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Answer with what ``make`` gives, as JSON. Where that has to do with many tokens or
+        vectors the event loop goes on with others meanwhile."""
+        if exchange.account.size > _LARGE_ANSWER:
+            body = await self.large(lambda: encode(make(*args, **kwargs)))
+        else:
+            body = encode(make(*args, **kwargs))
+        await exchange.send_body(body, JSON)
 
     @asynccontextmanager
     async def model(self, name: str, tenant: Tenant) -> AsyncIterator[LoadedModel]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
@@ -145,10 +144,10 @@ async def _facts(service: Service, entry: Entry) -> _Facts:
             opened = entry.model.opened
         else:
             try:
-                opened = await asyncio.to_thread(_open, config)
+                opened = await service.large(_open, config)
             except (OSError, ValueError) as error:
                 raise ModelUnavailable(f"{config.name}: {error}") from error
-        facts = _known[entry] = await asyncio.to_thread(_read, config, opened)
+        facts = _known[entry] = await service.large(_read, config, opened)
     return facts
 
 

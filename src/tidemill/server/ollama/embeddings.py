@@ -108,7 +108,7 @@ async def _respond(
             outputs = await exchange.while_connected(
                 _embed(service, exchange, request, texts, truncate, options, model)
             )
-        await exchange.built(answer, outputs, load_seconds)
+        await service.answer(exchange, answer, outputs, load_seconds)
 
 
 async def _embed(

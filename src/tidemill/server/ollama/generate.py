@@ -87,8 +87,9 @@ async def _generate(
             answer.begin(model, params, reader)
             if request.streams:
                 await exchange.events(answer.lines(generation), NDJSON)
-            else:
-                await exchange.built(answer.whole, await generation.whole())
+                return
+            output = await generation.whole()
+    await service.answer(exchange, answer.whole, output)
 
 
 def _prompt(request: _Request, use: ToolUse, model: LoadedModel) -> PreparedPrompt:

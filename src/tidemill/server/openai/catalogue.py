@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from tidemill.engine.errors import RequestError
-from tidemill.server.http import Exchange
+from tidemill.server.http import JSON, Exchange, encode
 from tidemill.server.models import Entry
 from tidemill.server.service import Service
 
@@ -62,18 +62,20 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
             )
             return list(prompt.token_ids)
 
-        def answer(tokens: list[int]) -> dict[str, Any]:
-            strings = None
+        def body() -> bytes:
+            tokens, strings = ids(), None
             if request.return_token_strs:
                 strings = [tokenizer.token_bytes(t).decode("utf-8", "replace") for t in tokens]
-            return {
-                "count": len(tokens),
-                "max_model_len": prompting.max_context,
-                "tokens": tokens,
-                "token_strs": strings,
-            }
+            return encode(
+                {
+                    "count": len(tokens),
+                    "max_model_len": prompting.max_context,
+                    "tokens": tokens,
+                    "token_strs": strings,
+                }
+            )
 
-        await exchange.built(answer, await service.aside(exchange, ids))
+        await exchange.send_body(await service.aside(exchange, body), JSON)
 
 
 async def detokenize(service: Service, exchange: Exchange) -> None:

@@ -116,8 +116,9 @@ async def _answer(
         ) as (generation,):  # fmt: skip
             if request.stream:
                 await exchange.events(answer.chunks(generation, request.wants_usage))
-            else:
-                await exchange.built(answer.whole, await generation.whole())
+                return
+            output = await generation.whole()
+    await service.answer(exchange, answer.whole, output)
 
 
 def _template_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:

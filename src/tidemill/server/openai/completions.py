@@ -26,6 +26,9 @@ from tidemill.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16  # as the API has it
 MAX_PROMPTS = 256
+MAX_PROMPT_SCORES = 1 << 22
+"""Log-probabilities of prompts in one answer, which take some hundred bytes each until it is sent:
+those of any prompt, but not of hundreds of long ones."""
 
 _MANY_TOKENS = 64
 """A chunk of more, as of an echoed prompt, is not written in the event loop's thread."""
@@ -84,16 +87,17 @@ async def _answer(
     model: LoadedModel,
 ) -> None:
     prepared = await service.aside(exchange, _prepare, model, prompts)
+    _check_scores(prepared, params)
     answer = _Answer(exchange.id, model, params)
     async with service.generations(
         exchange, model, prepared, params, priority=request.priority or 0,
         salt=request.cache_salt or "",
     ) as generations:  # fmt: skip
         if request.stream:
-            await exchange.events(answer.chunks(generations, request.wants_usage))
+            await exchange.events(answer.chunks(service, generations, request.wants_usage))
             return
         outputs = [await generation.whole() for generation in generations]
-        await exchange.built(answer.whole, outputs)
+    await service.answer(exchange, answer.whole, outputs)
 
 
 def _prepare(model: LoadedModel, prompts: list[str | list[int]]) -> list[PreparedPrompt]:
@@ -102,6 +106,19 @@ def _prepare(model: LoadedModel, prompts: list[str | list[int]]) -> list[Prepare
         prompting.text(prompt) if isinstance(prompt, str) else prompting.tokens(prompt)
         for prompt in prompts
     ]
+
+
+def _check_scores(prompts: list[PreparedPrompt], params: SamplingParams) -> None:
+    """Raises RequestError for more than an answer may have."""
+    echoed = params.logprobs if params.echo else None
+    each = sum(1 + n_top for n_top in (echoed, params.prompt_logprobs) if n_top is not None)
+    scores = each * params.n * sum(len(prompt.token_ids) for prompt in prompts)
+    if scores > MAX_PROMPT_SCORES:
+        raise RequestError(
+            f"the answer would have {scores} log-probabilities of prompts; at most "
+            f"{MAX_PROMPT_SCORES} are given in one: ask with fewer prompts, samples or top tokens",
+            param="prompt_logprobs" if echoed is None else "logprobs",
+        )
 
 
 class _Answer:
@@ -129,7 +146,7 @@ class _Answer:
         return {**self._head, "choices": choices, "usage": self._usage(outputs)}
 
     async def chunks(
-        self, generations: list[Generation], wants_usage: bool
+        self, service: Service, generations: list[Generation], wants_usage: bool
     ) -> AsyncGenerator[bytes, None]:
         async with aclosing(_merged(generations)) as deltas:
             async for i, delta in deltas:
@@ -140,7 +157,7 @@ class _Answer:
                     if out.text or out.finished or out.logprobs:
                         index = i * self._params.n + out.index
                         if len(out.token_ids) > _MANY_TOKENS:
-                            yield await asyncio.to_thread(self._chunk, index, out)
+                            yield await service.large(self._chunk, index, out)
                         else:
                             yield self._chunk(index, out)
         if wants_usage:

@@ -74,7 +74,7 @@ async def _answer(
         exchange, model, prepared, pooling, priority=request.priority or 0,
         salt=request.cache_salt or "",
     )  # fmt: skip
-    await exchange.built(_body, request, model.config.name, outputs)
+    await service.answer(exchange, _body, request, model.config.name, outputs)
 
 
 def _body(

@@ -192,8 +192,9 @@ async def _answer(
     ) as (generation,):  # fmt: skip
         if request.stream:
             await exchange.events(answer.events(generation))
-        else:
-            await exchange.built(answer.whole, await generation.whole())
+            return
+        output = await generation.whole()
+    await service.answer(exchange, answer.whole, output)
 
 
 class _Answer:
