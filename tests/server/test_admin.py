@@ -205,3 +205,22 @@ def test_a_signal_ends_a_start_that_downloads(number: signal.Signals, tmp_path: 
             server.stop()
         until(lambda: not fetched)
     assert "Traceback" not in server.log
+
+
+def test_who_waits_for_room_may_leave(endless: tuple[str, ...], tiny_chat_model: Path) -> None:
+    """What was to make room ends all the same, once it is unused."""
+    options = ("--name", "tiny", "--threads", "1")
+    with serving(*endless, *options, environment={"TIDEMILL_MAX_LOADED": "1"}) as server:
+        (worker,) = server.workers()
+        body = {"model": "tiny", **SHORT, "max_tokens": 60_000}
+        stream = begin_request(server, "/v1/chat/completions", body)
+        until(lambda: server.metric("vllm:num_requests_running") == 1)
+        config = {"source": str(tiny_chat_model), "name": "second"}
+        leaving = begin_request(server, "/admin/models", config)
+        until(lambda: call(server, "GET", "/tiny")[1]["state"] == "unloaded")
+        leaving.close()
+        server.until_logged("POST /admin/models 499")
+        assert server.workers() == [worker]
+        stream.close()
+        until(lambda: not server.workers())
+        assert ask(server, "tiny") == 200

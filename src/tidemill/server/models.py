@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -267,7 +267,7 @@ class Models:
                 self._names[alias] = config.name
             self._put(entry, fresh)
         if old is not None:
-            self._spawn(self._retire(old))
+            self._spawn(self._end_unused(old))
 
     async def remove(self, name: str) -> None:
         """Serve a model no longer, under none of its names; waits until its requests have ended.
@@ -448,13 +448,19 @@ class Models:
             return  # it was removed, or the next request tries again
 
     async def _retire(self, model: LoadedModel) -> None:
+        """End a model's worker once it is unused: also if whoever waits for that leaves, as nobody
+        else has the model any more."""
+        await asyncio.shield(self._spawn(self._end_unused(model)))
+
+    async def _end_unused(self, model: LoadedModel) -> None:
         await model.until_unused()
         await model.worker.close()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _in_use(entry: Entry) -> tuple[bool, float]:
