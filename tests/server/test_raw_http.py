@@ -253,6 +253,32 @@ def test_an_upgrade_is_not_made(server: Server) -> None:
         assert Reader(connection).answer()[0] == 200
 
 
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_body_behind_an_upgrade_that_is_not_made(
+    server: Server, expected: str, size: int
+) -> None:
+    """As Java's client asks for HTTP/2 with every request, over connections that it uses again."""
+    fields = {
+        "Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAA",
+    }  # fmt: skip
+    data = 2 * post(BODY, **fields)
+    with server.connect() as connection:
+        for start in range(0, len(data), size):
+            connection.sendall(data[start : start + size])
+        reader = Reader(connection)
+        for _ in range(2):
+            assert text_of(reader.answer()[2]) == expected
+        connection.sendall(head("GET", "/version"))
+        assert reader.answer()[0] == 200
+
+
+def test_this_is_no_proxy(server: Server) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"CONNECT 127.0.0.1:1 HTTP/1.1\r\nHost: x\r\n\r\nabc")
+        status, _, body = Reader(connection).answer()
+    assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+
+
 # ---- other origins
 
 

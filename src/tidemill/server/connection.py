@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from functools import partial
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tidemill.server.errors import ApiError
@@ -29,6 +30,9 @@ class Connection(HttpToolsProtocol):
     it must go on reading: a slow one may take its time, one that stands still may not. A head of
     more than ``MAX_HEAD`` bytes is refused.
 
+    No other protocol is gone over to, whoever asks for it: as Java's client does for HTTP/2, while
+    it sends the request's body in HTTP/1.1.
+
     What is asked on a connection that was made when there were ``max_connections`` is answered with
     503; whoever has one goes on.
     """
@@ -41,6 +45,9 @@ class Connection(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._upgrading = False
+        """Whether the parser has just read a head that asks for another protocol, and takes the
+        rest for that one's."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -55,13 +62,35 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         waiting = self._head_timer
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._go_on_in_http(data[upgrade.args[0] :])
+        except HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if waiting is None or self._head_timer is not waiting:
             self._head_bytes = 0  # the head is complete, or began behind another request
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response(f"The head of a request has at most {MAX_HEAD} bytes.")
+
+    def _go_on_in_http(self, rest: bytes) -> None:
+        """Read the head again as one that asks for no other protocol, and what has come behind."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":  # whatever its fields
+            self.send_400_response("This is no proxy.")
+            return
+        fields = [b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade"]
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+            method, self.url, self.parser.get_http_version().encode(), b"".join(fields)
+        )  # fmt: skip
+        self._upgrading = False
+        self.parser = HttpRequestParser(self)
+        self.data_received(head + rest)
 
     def send_400_response(self, msg: str) -> None:
         """For what is no HTTP: in the form of any other error."""
@@ -78,11 +107,18 @@ class Connection(HttpToolsProtocol):
             self._head_timer = self._abort_later()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._upgrading = True
+            return
         _cancel(self._head_timer)
         self._head_timer = None
         super().on_headers_complete()
         if self.parser.get_http_version() == "1.0":
             self.cycle.send = partial(_send_without_chunks, self.cycle)  # type: ignore[method-assign]
+
+    def on_message_complete(self) -> None:
+        if not self._upgrading:
+            super().on_message_complete()
 
     def pause_writing(self) -> None:
         self._expect_reading()
