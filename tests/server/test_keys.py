@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import subprocess
 import sys
@@ -101,6 +102,31 @@ def test_what_is_broken_leaves_the_keys_as_they_were(
     path.write_bytes(good)
     open_key_store(path).add_key("b", {}, digest_of("two"))
     assert name_of(keys, "two") == "b"
+
+
+def test_what_is_no_file_of_keys_holds_nobody_up(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pipes that nobody writes to, devices without end, folders, texts without end."""
+    store = open_key_store(path)
+    store.add_key("a", {}, digest_of("one"))
+    if isinstance(store, KeyDatabase):
+        store.close()
+    keys = Keys(open_key_store(path))
+    path.unlink()
+    for make in (os.mkfifo, lambda p: p.symlink_to("/dev/zero"), Path.mkdir):
+        make(path)
+        assert name_of(keys, "one") == "a"
+        with pytest.raises(ConfigError, match=str(path)):
+            open_key_store(path)
+        if path.is_dir():
+            path.rmdir()
+        else:
+            path.unlink()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    assert name_of(keys, "one") == "a"
+    assert all("the keys stay as they were" in record.message for record in caplog.records)
 
 
 def test_a_broken_store_is_an_error_at_the_start(path: Path) -> None:

@@ -20,19 +20,33 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from tidemill.server.config import ConfigError
 from tidemill.server.keys import Tenant, Usage, by_digest
 
+_MOST_BYTES = 16 << 20
+"""Tens of thousands of tenants. The server stands still while it reads them."""
+
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     tenants: list[Tenant] = []
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError for what is none: pipes and devices may let whoever
+    reads them wait for ever, or have no end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb")
 
 
 class KeyFile:
@@ -48,7 +62,11 @@ class KeyFile:
     def read(self) -> list[Tenant]:
         version = self._on_disk()
         try:
-            parsed = msgspec.convert(tomllib.loads(self.path.read_text("utf-8")), _File)
+            with open_regular(self.path) as file:
+                text = file.read(_MOST_BYTES + 1)
+            if len(text) > _MOST_BYTES:
+                raise ValueError(f"larger than {_MOST_BYTES} bytes")
+            parsed = msgspec.convert(tomllib.loads(text.decode()), _File)
         except OSError as error:
             raise ConfigError(f"{self.path}: {error.strerror}") from None
         except (ValueError, RecursionError, msgspec.ValidationError) as error:
