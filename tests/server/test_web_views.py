@@ -172,7 +172,7 @@ def test_the_live_view_shows_what_the_server_does(page: Page, server: Server) ->
         re.compile(r"^\d.* %$")
     )
     expect(page.get_by_role("region", name="Requests").locator("dd")).to_have_text(["0", "0"])
-    answered = re.compile(r"Since the start: [1-9]\d* answers")
+    answered = re.compile(r"Since the start: (1 answer|[1-9]\d* answers) ")
     expect(page.locator(".facts")).to_have_text(answered)
     lines = page.get_by_role("region", name="Tokens per second").locator("path.line").first
     expect(lines).to_have_attribute("d", re.compile(r"M.*L"))
@@ -183,6 +183,24 @@ def test_the_live_view_shows_what_the_server_does(page: Page, server: Server) ->
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
     page.unroute("**/metrics")
     expect(page.locator(".state")).to_have_text("Ready")
+
+
+def test_numbers_are_worded_as_they_are(page: Page) -> None:
+    """One is no plural; a little is not told as nothing, and nearly all not as all."""
+    found = page.evaluate(
+        """async () => {
+            const { formatCount, formatNumber, formatShare } = await import("/web/dom.js");
+            const shares = [0, 0.0001, 0.004, 0.0996, 0.5, 0.9999, 1];
+            return {
+                shares: shares.map(formatShare),
+                counts: [0, 1, 2, 20000].map((count) => formatCount(count, "answer")),
+                numbers: [9.96, 99.5, 12345, 999600, 1234567].map(formatNumber),
+            };
+        }"""
+    )
+    assert found["shares"] == ["0 %", "< 0.1 %", "0.4 %", "10 %", "50 %", "99 %", "100 %"]
+    assert found["counts"] == ["0 answers", "1 answer", "2 answers", "20 k answers"]
+    assert found["numbers"] == ["10.0", "99.5", "12 k", "1.0 M", "1.2 M"]
 
 
 def test_energy_is_shown_where_a_meter_is(page: Page, server: Server) -> None:

@@ -124,8 +124,20 @@ export function formatSeconds(seconds) {
   return seconds < 600 ? `${seconds.toFixed(0)} s` : `${(seconds / 60).toFixed(0)} min`;
 }
 
+/** A share in percent: what is not none is not told as none, what is not all not as all. */
+export function formatShare(value) {
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
+  if (value < 1) return `${value > 0 && value < 0.0995 ? (100 * value).toFixed(1) : Math.min(99, Math.round(100 * value))} %`;
+  return `${(100 * value).toFixed(0)} %`;
+}
+
+/** `what` is the name of one. */
+export function formatCount(value, what) {
+  return `${formatNumber(value)} ${what}${value === 1 ? "" : "s"}`;
+}
+
 export function formatNumber(value) {
-  if (value >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
+  if (value >= 999_500) return `${(value / 1e6).toFixed(1)} M`;
   if (value >= 1e4) return `${(value / 1e3).toFixed(0)} k`;
   return value >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toFixed(1);
 }

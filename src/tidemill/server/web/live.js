@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { LineChart } from "./chart.js";
-import { formatNumber, formatSeconds, h } from "./dom.js";
+import { formatCount, formatNumber, formatSeconds, formatShare, h } from "./dom.js";
 import { between, histogram, increase, largest, parse, quantile, sum } from "./prometheus.js";
 
 const EVERY_MS = 1000;
@@ -13,15 +13,14 @@ const SHARE_MS = 15_000; // percentiles and shares over so long
 const QUANTILES = [0.5, 0.9, 0.99];
 const STATES = { ok: "Ready", loading: "Loading", draining: "Shutting down" };
 
-const percent = (value) => `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
 const rate = (value) => formatNumber(value);
 
 /** The cards: `names` of the values they show; without the value that one `needs` it is not there. */
 const CARDS = [
   { id: "load", title: "Requests", unit: "now", names: ["running", "waiting"], format: formatNumber, least: 4 },
   { id: "tokens", title: "Tokens per second", unit: "now", names: ["generated", "read"], format: rate, least: 10 },
-  { id: "kv", title: "KV cache in use", unit: "now", names: ["used"], format: percent, top: 1 },
-  { id: "hits", title: "Prefix hits", unit: "share of prompt tokens", names: ["hits"], format: percent, top: 1, sticky: true },
+  { id: "kv", title: "KV cache in use", unit: "now", names: ["used"], format: formatShare, top: 1 },
+  { id: "hits", title: "Prefix hits", unit: "share of prompt tokens", names: ["hits"], format: formatShare, top: 1, sticky: true },
   { id: "ttft", title: "Time to first token", unit: "", names: ["p50", "p90", "p99"], format: formatSeconds, least: 0.01, sticky: true },
   { id: "itl", title: "Time between tokens", unit: "", names: ["p50", "p90", "p99"], format: formatSeconds, least: 0.001, sticky: true },
   { id: "joules", title: "Energy per token generated", unit: "", names: ["energy"], format: (value) => `${formatNumber(value)} J`, least: 0.01, sticky: true, needs: "energy" },
@@ -212,13 +211,13 @@ function factsOf(metrics, model) {
   const left = count("request_success", { finished_reason: "abort" });
   const drafted = count("spec_decode_num_draft_tokens");
   const facts = [
-    `${formatNumber(count("request_success") - failed - left)} answers`,
+    formatCount(count("request_success") - failed - left, "answer"),
     `${formatNumber(left)} abandoned`,
     `${formatNumber(failed)} failed`,
-    `${formatNumber(count("generation_tokens"))} tokens generated`,
-    `${formatNumber(count("num_preemptions"))} preemptions`,
+    `${formatCount(count("generation_tokens"), "token")} generated`,
+    formatCount(count("num_preemptions"), "preemption"),
   ];
-  if (drafted) facts.push(`${percent(count("spec_decode_num_accepted_tokens") / drafted)} of guessed tokens right`);
+  if (drafted) facts.push(`${formatShare(count("spec_decode_num_accepted_tokens") / drafted)} of guessed tokens right`);
   return `Since the start: ${facts.join(" · ")}`;
 }
 
