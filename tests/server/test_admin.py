@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.serving import Server, begin_request, events_of, serving, until
+from support.tiny_chat_model import write_chat_model
 from tidemill.server.keys import digest_of
 
 SHORT: dict[str, Any] = {
@@ -223,4 +224,33 @@ def test_who_waits_for_room_may_leave(endless: tuple[str, ...], tiny_chat_model:
         assert server.workers() == [worker]
         stream.close()
         until(lambda: not server.workers())
+        assert ask(server, "tiny") == 200
+
+
+def test_files_that_go_while_a_model_is_served(tmp_path: Path) -> None:
+    """It is served and described as before, whatever was asked of it first; loaded again, what is
+    told is what is there then."""
+    path = write_chat_model(tmp_path / "m.gguf", context=512)
+
+    def context(server: Server) -> int:
+        status, about = server.post("/api/show", {"model": "tiny"})
+        assert status == 200
+        return int(about["model_info"]["llama.context_length"])
+
+    with serving(str(path), "--name", "tiny", "--threads", "1") as server:
+        size = path.stat().st_size
+        path.unlink()
+        for lists in ("/api/tags", "/api/ps"):
+            status, found = server.get(lists)
+            assert status == 200
+            assert 0 < found["models"][0]["size"] <= size
+        assert context(server) == 512
+        assert ask(server, "tiny") == 200
+        call(server, "POST", "/tiny/unload", {})
+        status, error = call(server, "POST", "/tiny/load", {})
+        assert (status, error["error"]["code"]) == (503, "model_unavailable")
+        assert context(server) == 512  # as far as is known
+        write_chat_model(path, context=256)
+        assert call(server, "POST", "/tiny/load", {})[0] == 200
+        assert context(server) == 256
         assert ask(server, "tiny") == 200

@@ -18,6 +18,7 @@ from tidemill.llm.loading import (
 from tidemill.llm.memory import BLOCK_SIZE
 from tidemill.models.sources import Source
 from tidemill.records import dataclass
+from tidemill.weights.base import Checkpoint
 
 _LAYER = re.compile(r"^blk\.\d+\.")
 
@@ -78,7 +79,7 @@ def describe_model(opened: OpenModel) -> ModelDescription:
         name=opened.name,
         path=str(opened.path),
         format=checkpoint.format,
-        file_bytes=sum(file.stat().st_size for file in checkpoint.files),
+        file_bytes=_file_bytes(checkpoint),
         title=title if isinstance(title, str) else None,
         architecture=model.config.architecture,
         parameters=sum(group.parameters for group in groups),
@@ -92,6 +93,13 @@ def describe_model(opened: OpenModel) -> ModelDescription:
         eos_ids=tuple(sorted(tokenizer.eos_ids)),
         chat_template=tokenizer.chat_template,
     )
+
+
+def _file_bytes(checkpoint: Checkpoint) -> int:
+    try:
+        return sum(file.stat().st_size for file in checkpoint.files)
+    except OSError:  # removed since they were opened, which leaves what is mapped of them
+        return sum(tensor.data.nbytes for tensor in checkpoint.tensors.values())
 
 
 def plan_model(

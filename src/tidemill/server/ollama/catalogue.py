@@ -49,7 +49,8 @@ class _Facts(msgspec.Struct, frozen=True):
     config: ModelConfig
     description: ModelDescription
     metadata: Mapping[str, Any]
-    modified: float
+    loaded_at: float | None
+    modified: float | None
     capabilities: list[str]
 
 
@@ -139,7 +140,9 @@ async def _facts(service: Service, entry: Entry) -> _Facts:
     not on this machine."""
     config = entry.config
     facts = _known.get(entry)
-    if facts is None or facts.config is not config:
+    # Loaded again it may be of other files.
+    loaded_at = None if entry.model is None else entry.model.loaded_at
+    if facts is None or facts.config is not config or loaded_at not in (None, facts.loaded_at):
         if entry.model is not None:
             opened = entry.model.opened
         else:
@@ -147,7 +150,7 @@ async def _facts(service: Service, entry: Entry) -> _Facts:
                 opened = await service.large(_open, config)
             except (OSError, ValueError) as error:
                 raise ModelUnavailable(f"{config.name}: {error}") from error
-        facts = _known[entry] = await service.large(_read, config, opened)
+        facts = _known[entry] = await service.large(_read, config, opened, loaded_at)
     return facts
 
 
@@ -158,11 +161,14 @@ def _open(config: ModelConfig) -> OpenModel:
     )  # fmt: skip
 
 
-def _read(config: ModelConfig, opened: OpenModel) -> _Facts:
+def _read(config: ModelConfig, opened: OpenModel, loaded_at: float | None) -> _Facts:
     checkpoint = opened.checkpoint
-    modified = max(file.stat().st_mtime for file in checkpoint.files)
+    try:
+        modified = max(file.stat().st_mtime for file in checkpoint.files)
+    except OSError:  # removed since they were opened
+        modified = None
     return _Facts(
-        config, describe_model(opened), checkpoint.metadata, modified,
+        config, describe_model(opened), checkpoint.metadata, loaded_at, modified,
         _capabilities(opened, Prompting(opened, config.chat_template)),
     )  # fmt: skip
 
@@ -177,7 +183,8 @@ def _capabilities(opened: OpenModel, prompting: Prompting) -> list[str]:
 
 
 def _modified(entry: Entry, facts: _Facts | None) -> str:
-    return timestamp(entry.created if facts is None else facts.modified)
+    known = None if facts is None else facts.modified
+    return timestamp(entry.created if known is None else known)
 
 
 def _summary(entry: Entry, name: str, facts: _Facts | None) -> dict[str, Any]:
