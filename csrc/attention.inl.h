@@ -16,7 +16,8 @@ namespace {
 // ---- scores
 
 // 16 keys, their scales of the first group of dimensions (q8_0), and what is to be asked for while
-// they are read (kAhead): values, and keys unless null.
+// they are read (kAhead): values, and keys unless null. Each row of keys or values that is read asks
+// for as much of what comes later, so that the memory is never idle and never flooded.
 struct KeyTile {
   const std::byte* data;
   const std::uint16_t* scales = nullptr;
@@ -24,8 +25,8 @@ struct KeyTile {
   const std::byte* ahead_keys = nullptr;
 };
 
-// Where a tile finds the factors of its rows. They are loaded anew for each tile where registers could not
-// hold them beside the sums; the compiler would keep them, and sums in memory.
+// Where a tile finds the factors of its rows. They are loaded anew for each tile where registers
+// cannot hold them beside the sums; the compiler would rather keep sums in memory.
 template <int kRows, int kTiles>
 TIDEMILL_INLINE const float* row_factors(const float* p) {
   if constexpr (kTiles > 1 && kRows > kKeptFactors) asm volatile("" : "+r"(p));
@@ -265,7 +266,7 @@ TIDEMILL_INLINE void weigh_stored(const KvReader& kv, const float* weights, cons
     const int run_end = position / l.tile * l.tile + l.tile;
     const int stop = run_end < end ? run_end : end;
     const std::byte* value = kv.values(position, Kv::kBytes) + d * Kv::kBytes;
-    const std::byte* next = value;  // asked for in vain, which costs less than a branch
+    const std::byte* next = value;  // asked for in vain: cheaper than a branch for each row
     if (position < ahead) next = kv.keys(position + kSpan, Kv::kBytes) + d * kKeyTile * Kv::kBytes;
     weigh_run<Kv, kRows, kTiles, true>(value, stride, scales + (position - begin),
                                        weights + (position - begin), stop - position, acc, next);

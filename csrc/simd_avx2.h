@@ -11,7 +11,7 @@ inline constexpr int kDirectTokens = 4;
 inline constexpr int kStagedTokens = 4;
 // Six tokens' accumulators of two registers, the weights and one broadcast fill sixteen registers.
 inline constexpr int kFloatTokens = 6;
-// Attention: six sums and a tile leave two registers for the factors of its rows.
+// Six sums of two registers and a tile leave two for the factors of a tile's rows.
 inline constexpr int kAttendSums = 6;
 inline constexpr int kKeptFactors = 2;
 

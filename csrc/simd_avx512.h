@@ -11,7 +11,7 @@ namespace {
 inline constexpr int kDirectTokens = 4;
 inline constexpr int kStagedTokens = 8;
 inline constexpr int kFloatTokens = 8;
-// Attention: half of the registers for sums; multiplications take a factor from memory.
+// Chains enough for any latency; multiplications take factors from memory at no cost.
 inline constexpr int kAttendSums = 12;
 inline constexpr int kKeptFactors = 0;
 
