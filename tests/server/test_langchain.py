@@ -53,7 +53,12 @@ def openai_chat(server: Server, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(**values)
 
 
-KINDS = ("chat", "responses", "anthropic", "ollama")
+CALLING = ("chat", "responses", "anthropic")  # Ollama's API has no way to ask for a call
+KINDS = (*CALLING, "ollama")
+METHODS = [
+    *((kind, "json_schema") for kind in KINDS),
+    *((kind, "function_calling") for kind in CALLING),
+]
 
 
 def chat_of(kind: str, server: Server) -> BaseChatModel:
@@ -90,18 +95,15 @@ def test_an_answer_and_its_stream(chat: BaseChatModel) -> None:
 
 
 @pytest.mark.parametrize("kind", [Sea, Voyage])
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize(("chat", "method"), METHODS, indirect=["chat"])
 def test_structured_output(chat: BaseChatModel, method: str, kind: type[BaseModel]) -> None:
-    if isinstance(chat, ChatOllama) and method == "function_calling":
-        pytest.skip("Ollama's API has no way to ask for a call")
     found = chat.with_structured_output(kind, method=method).invoke(QUESTION)
     assert isinstance(found, kind)
 
 
 @pytest.mark.parametrize("choice", ["weather", "any"])
+@pytest.mark.parametrize("chat", CALLING, indirect=True)
 def test_a_tool_and_its_answer(chat: BaseChatModel, choice: str) -> None:
-    if isinstance(chat, ChatOllama):
-        pytest.skip("Ollama's API has no way to ask for a call")
     bound = chat.bind_tools([weather, Voyage], tool_choice=choice, strict=True)
     called: Any = bound.invoke(QUESTION)
     assert called.tool_calls

@@ -19,7 +19,7 @@ COMPLETIONS = "**/v1/chat/completions"
 # what a page does in the middle of an answer can be looked at without a race. The answer is read
 # whole before that, and halved by its text: how much of it comes in one event depends on how fast
 # it is read. It comes in pieces that do not end where events do.
-HOLDING = """
+HOLDING = r"""
 (() => {
   const fetchIt = window.fetch.bind(window);
   window.held = false;
