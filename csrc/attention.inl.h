@@ -16,8 +16,8 @@ namespace {
 // ---- scores
 
 // 16 keys, their scales of the first group of dimensions (q8_0), and what is to be asked for while
-// they are read (kAhead): values, and keys unless null. Each row of keys or values that is read asks
-// for as much of what comes later, so that the memory is never idle and never flooded.
+// they are read (kAhead): values, and keys unless null. Whatever is read asks for as much of what
+// comes later, a row at a time, so that the memory is never idle and never flooded.
 struct KeyTile {
   const std::byte* data;
   const std::uint16_t* scales = nullptr;
