@@ -77,6 +77,7 @@ WORKS = (
     Work("decode at 4k", 1, 4096),
     Work("decode at 8k", 1, 8192),
     Work("decode 64 x 64", 1, 64, 64),
+    Work("decode 32 x 200", 1, 200, 32),
     Work("decode 8 x 1k", 1, 1024, 8),
 )
 

@@ -16,12 +16,22 @@ namespace {
 // ---- scores
 
 // 16 keys, their scales of the first group of dimensions (q8_0), and what is to be asked for while
-// they are read (kAhead).
+// they are read (kAhead): values, and keys unless null. Whatever is read asks for as much of what
+// comes later, a row at a time, so that the memory is never idle and never flooded.
 struct KeyTile {
   const std::byte* data;
   const std::uint16_t* scales = nullptr;
   const std::byte* ahead = nullptr;
+  const std::byte* ahead_keys = nullptr;
 };
+
+// Where a tile finds the factors of its rows. They are loaded anew for each tile where registers
+// cannot hold them beside the sums; the compiler would rather keep sums in memory.
+template <int kRows, int kTiles>
+TIDEMILL_INLINE const float* row_factors(const float* p) {
+  if constexpr (kTiles > 1 && kRows > kKeptFactors) asm volatile("" : "+r"(p));
+  return p;
+}
 
 // Scores of kRows rows against kTiles tiles of 16 keys: scores[r][tile * 16 ..].
 template <class Kv, int kRows, int kTiles, bool kAhead = false>
@@ -38,24 +48,18 @@ TIDEMILL_INLINE void score_tiles(const float* q, int dim, const KeyTile (&keys)[
       // A tile at a time: all keys at once leave no register for the queries.
 #pragma GCC unroll 8
       for (int t = 0; t < kTiles; ++t) {
-        const f32x16 key = convert(Kv::load(keys[t].data + d * kKeyTile * Kv::kBytes), t);
+        const int at = d * kKeyTile * Kv::kBytes;
+        const f32x16 key = convert(Kv::load(keys[t].data + at), t);
+        if constexpr (kAhead) {
+          prefetch(keys[t].ahead + at);
+          if (keys[t].ahead_keys != nullptr) prefetch(keys[t].ahead_keys + at);
+        }
+        const float* factors = row_factors<kRows, kTiles>(q + d);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          acc[r][t] = fma(f32_splat(q[r * dim + d]), key, acc[r][t]);
+          acc[r][t] = fma(f32_splat(factors[r * dim]), key, acc[r][t]);
         }
       }
-    }
-  };
-  const auto accumulate = [&](int begin, int end, auto&& convert) {
-    if constexpr (kAhead) {
-      for (int d = begin; d < end; d += 16) {
-        for (int t = 0; t < kTiles; ++t) {
-          prefetch_square<Kv>(keys[t].ahead + d * kKeyTile * Kv::kBytes);
-        }
-        run(d, d + 16 < end ? d + 16 : end, convert);
-      }
-    } else {
-      run(begin, end, convert);
     }
   };
   if constexpr (Kv::kType == KvType::q8_0) {
@@ -65,11 +69,11 @@ TIDEMILL_INLINE void score_tiles(const float* q, int dim, const KeyTile (&keys)[
       for (int t = 0; t < kTiles; ++t) {
         scale[t] = f32_load_f16(keys[t].scales + d / kKvGroup * scale_stride);
       }
-      accumulate(d, dim - d < kKvGroup ? dim : d + kKvGroup,
-                 [&](f32x16 key, int t) { return key * scale[t]; });
+      run(d, dim - d < kKvGroup ? dim : d + kKvGroup,
+          [&](f32x16 key, int t) { return key * scale[t]; });
     }
   } else {
-    accumulate(0, dim, [](f32x16 key, int) { return key; });
+    run(0, dim, [](f32x16 key, int) { return key; });
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -81,11 +85,7 @@ TIDEMILL_INLINE void score_tiles(const float* q, int dim, const KeyTile (&keys)[
 // Tiles (of keys, or of 16 value dimensions) that a kernel of so many rows takes at once: enough
 // independent sums to hide the latency of fma, few enough to stay in registers.
 constexpr int tiles_at_once(int rows) {
-#if defined(TIDEMILL_ISA_AVX512)
-  return rows <= 2 ? 4 : 2;
-#else
-  return rows == 1 ? 4 : rows == 2 ? 2 : 1;
-#endif
+  return rows * 4 <= kAttendSums ? 4 : rows * 2 <= kAttendSums ? 2 : 1;
 }
 constexpr int kManyTiles = tiles_at_once(kAttendRows);
 static_assert(kManyTiles <= kAttendTiles);
@@ -203,19 +203,26 @@ void softmax_rows(const AttendJob& job, int span, const RowGroup& g, float* scor
 // ---- weighted values
 
 // acc[r][t] += weights[r][j] * values[j] for `count` values from `value` on, each at dimensions
-// 16 * kTiles; weights of row r at r * kSpan.
-template <class Kv, int kRows, int kTiles>
+// 16 * kTiles; weights of row r at r * kSpan. As many bytes are asked for from `ahead` on (kAhead).
+template <class Kv, int kRows, int kTiles, bool kAhead = false>
 TIDEMILL_INLINE void weigh_run(const std::byte* value, std::size_t stride, const float* scales,
-                               const float* weights, int count, f32x16 (&acc)[kRows][kTiles]) {
+                               const float* weights, int count, f32x16 (&acc)[kRows][kTiles],
+                               const std::byte* ahead = nullptr) {
   for (int j = 0; j < count; ++j, value += stride) {
+    if constexpr (kAhead) {
+      constexpr int kRun = 16 * kTiles * Kv::kBytes;
+#pragma GCC unroll 8
+      for (int i = 0; i < kRun; i += 64) prefetch(ahead + j * kRun + i);
+    }
     // A tile at a time, as in score_tiles.
 #pragma GCC unroll 8
     for (int t = 0; t < kTiles; ++t) {
       f32x16 v = Kv::load(value + t * 16 * Kv::kBytes);
       if constexpr (Kv::kType == KvType::q8_0) v = v * f32_splat(scales[j]);
+      const float* factors = row_factors<kRows, kTiles>(weights + j);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        acc[r][t] = fma(f32_splat(weights[r * kSpan + j]), v, acc[r][t]);
+        acc[r][t] = fma(f32_splat(factors[r * kSpan]), v, acc[r][t]);
       }
     }
   }
@@ -258,13 +265,11 @@ TIDEMILL_INLINE void weigh_stored(const KvReader& kv, const float* weights, cons
   for (int position = begin; position < end;) {
     const int run_end = position / l.tile * l.tile + l.tile;
     const int stop = run_end < end ? run_end : end;
-    if (position < ahead) {
-      const std::byte* next = kv.keys(position + kSpan, Kv::kBytes) + d * kKeyTile * Kv::kBytes;
-      for (int t = 0; t < kTiles; ++t) prefetch_square<Kv>(next + t * 256 * Kv::kBytes);
-    }
-    weigh_run<Kv, kRows, kTiles>(kv.values(position, Kv::kBytes) + d * Kv::kBytes, stride,
-                                 scales + (position - begin), weights + (position - begin),
-                                 stop - position, acc);
+    const std::byte* value = kv.values(position, Kv::kBytes) + d * Kv::kBytes;
+    const std::byte* next = value;  // asked for in vain: cheaper than a branch for each row
+    if (position < ahead) next = kv.keys(position + kSpan, Kv::kBytes) + d * kKeyTile * Kv::kBytes;
+    weigh_run<Kv, kRows, kTiles, true>(value, stride, scales + (position - begin),
+                                       weights + (position - begin), stop - position, acc, next);
     position = stop;
   }
   merge_rows(acc, keep, take, state + d, l.padded_dim);
@@ -301,11 +306,15 @@ void attend_few(const AttendJob& job, int span, int row) {
   constexpr int kMost = tiles_at_once(kRows);
   const int tile_begin = g.begin / kKeyTile * kKeyTile;
   const bool whole_tiles = l.tile == kKeyTile;
+  // The keys of the first span were not asked for by the values of a span before.
+  constexpr int kAheadKeys = kKeyTile * (kMost > 2 ? kMost : 2);
+  const int asked = span == job.span_begin * kSpan ? g.end - kAheadKeys : 0;
   const auto score = [&]<int kTiles>(std::integral_constant<int, kTiles>, int position) {
     KeyTile keys[kTiles];
     for (int t = 0; t < kTiles; ++t) {
       const int at = position + t * kKeyTile;
       keys[t] = {kv.keys(at, Kv::kBytes), nullptr, kv.values(at, Kv::kBytes)};
+      if (at < asked) keys[t].ahead_keys = kv.keys(at + kAheadKeys, Kv::kBytes);
       if constexpr (Kv::kType == KvType::q8_0) keys[t].scales = kv.key_scales(at);
     }
     score_tiles<Kv, kRows, kTiles, true>(q, l.head_dim, keys, l.block_size,

@@ -61,14 +61,6 @@ struct KvReader {
   }
 };
 
-// Asks for the next 16 x 16 elements. Reading a square of keys or values asks for one of what comes
-// next, so that the memory is never idle and never flooded.
-template <class Kv>
-TIDEMILL_INLINE void prefetch_square(const std::byte* p) {
-#pragma GCC unroll 16
-  for (int i = 0; i < 16 * 16 * Kv::kBytes; i += 64) prefetch(p + i);
-}
-
 // The scales of values [begin, end) in dimension group `group`, by position in the span.
 void load_value_scales(const KvReader& kv, int begin, int end, int group, float* out) {
   const KvLayout& l = kv.layout;

@@ -11,6 +11,9 @@ inline constexpr int kDirectTokens = 4;
 inline constexpr int kStagedTokens = 4;
 // Six tokens' accumulators of two registers, the weights and one broadcast fill sixteen registers.
 inline constexpr int kFloatTokens = 6;
+// Six sums of two registers and a tile leave two for the factors of a tile's rows.
+inline constexpr int kAttendSums = 6;
+inline constexpr int kKeptFactors = 2;
 
 struct f32x16 {
   __m256 lo, hi;

@@ -11,6 +11,9 @@ namespace {
 inline constexpr int kDirectTokens = 4;
 inline constexpr int kStagedTokens = 8;
 inline constexpr int kFloatTokens = 8;
+// Chains enough for any latency; multiplications take factors from memory at no cost.
+inline constexpr int kAttendSums = 12;
+inline constexpr int kKeptFactors = 0;
 
 struct f32x16 {
   __m512 v;

@@ -13,6 +13,8 @@ namespace {
 inline constexpr int kDirectTokens = 4;
 inline constexpr int kStagedTokens = 4;
 inline constexpr int kFloatTokens = 6;
+inline constexpr int kAttendSums = 4;
+inline constexpr int kKeptFactors = 6;
 
 struct f32x16 {
   float32x4_t v[4];

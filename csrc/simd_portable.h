@@ -11,6 +11,8 @@ namespace {
 inline constexpr int kDirectTokens = 2;
 inline constexpr int kStagedTokens = 2;
 inline constexpr int kFloatTokens = 2;
+inline constexpr int kAttendSums = 4;
+inline constexpr int kKeptFactors = 6;
 
 using RawF32 = float __attribute__((vector_size(64)));
 using RawI32 = std::int32_t __attribute__((vector_size(64)));
