@@ -199,7 +199,7 @@ class BatchSampler {
     while (samplers_.size() < static_cast<std::size_t>(threads_)) {
       samplers_.push_back(std::make_unique<Sampler>(vocab_size_, tidemill::kernels().sampling));
     }
-    if (!team_) team_ = std::make_unique<Team>(threads_);
+    if (!team_) team_ = std::make_unique<Team>(threads_, true);
     tickets_.reset(threads_);
     team_->run([&](int rank) {
       Sampler& sampler = *samplers_[static_cast<std::size_t>(rank)];

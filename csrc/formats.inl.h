@@ -183,7 +183,8 @@ struct Format : Quants, Scales {
   static constexpr int kSuperBytes = tile_layout(type).super_bytes;
   static constexpr int kGroupBytes =
       kQuantBytes + tile_layout(type).scale_bytes + kSuperBytes / 8;
-  static constexpr int kDirectPasses = kUnpacksCheaply<Quants> && kSuperBytes == 0 ? 4 : 2;
+  static constexpr int kDirectPasses =
+      kUnpacksCheaply<Quants> && kSuperBytes == 0 ? kCheapPasses : 2;
   using DotType = Dot;
 };
 

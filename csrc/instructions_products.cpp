@@ -47,6 +47,21 @@ std::vector<std::size_t> even_cuts(std::size_t total, std::size_t size) {
   return cuts;
 }
 
+// Items in the order in which a team that takes them in turn reads one stretch of them with each
+// thread: a jump to other weights costs a wait for memory.
+template <class Item>
+std::vector<Item> in_turns(std::vector<Item> items, int threads) {
+  const std::size_t team = static_cast<std::size_t>(threads);
+  std::vector<Item> ordered;
+  for (std::size_t turn = 0; ordered.size() < items.size(); ++turn) {
+    for (std::size_t rank = 0; rank < team; ++rank) {
+      const std::size_t item = items.size() * rank / team + turn;
+      if (item < items.size() * (rank + 1) / team) ordered.push_back(std::move(items[item]));
+    }
+  }
+  return ordered;
+}
+
 std::size_t total_bytes(const std::vector<ProductPart>& parts) {
   std::size_t total = 0;
   for (const ProductPart& part : parts) total += part.matrix.bytes;
@@ -138,10 +153,12 @@ Product::Product(std::string name, const Limits& limits, Domain domain,
     row_block_ = std::min(row_block_, rows_within(kGateBytes, gate_row));
     const auto n_groups = static_cast<std::size_t>(gate_->width / kGroup);
     columns_ = {cut_columns(stream_cuts(n_groups, limits.threads)),
-                cut_columns(even_cuts(n_groups, static_cast<std::size_t>(gate_columns_ / kGroup)))};
+                in_turns(cut_columns(even_cuts(n_groups,
+                                               static_cast<std::size_t>(gate_columns_ / kGroup))),
+                         limits.threads)};
   } else {
     tiles_ = {cut_tiles(parts_, stream_cuts(total, limits.threads)),
-              cut_tiles(parts_, even_cuts(total, bytes))};
+              in_turns(cut_tiles(parts_, even_cuts(total, bytes)), limits.threads)};
   }
 }
 

@@ -32,9 +32,10 @@
 //   prefetch(p)
 //
 // kDirectTokens, kStagedTokens, kFloatTokens: how many tokens a micro-kernel of matmul.inl.h takes
-// at once, from the number of registers; kAttendSums, kKeptFactors: how many sums of 16 lanes
-// attention has at once, and how many rows' factors stay in registers beside them. And the integer
-// dot products over one group of 32 columns (see the files):
+// at once, from the number of registers; kCheapPasses: how many passes over a packed tile cost less
+// than unpacking it once, where that takes an operation or two; kAttendSums, kKeptFactors: how many
+// sums of 16 lanes attention has at once, and how many rows' factors stay in registers beside them.
+// And the integer dot products over one group of 32 columns (see the files):
 //
 //   DotU<max>   bytes of weights in [0, max]
 //   DotS        bytes of weights in [-128, 127]

@@ -8,6 +8,7 @@ namespace {
 
 // Per token two registers of int16 sums; three to six tokens run alike, less than three are slower.
 inline constexpr int kDirectTokens = 4;
+inline constexpr int kCheapPasses = 4;
 inline constexpr int kStagedTokens = 4;
 // Six tokens' accumulators of two registers, the weights and one broadcast fill sixteen registers.
 inline constexpr int kFloatTokens = 6;

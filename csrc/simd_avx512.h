@@ -8,7 +8,8 @@ namespace {
 
 // 32 registers hold the sums and accumulators of eight tokens, enough chains for the latency of
 // vpdpbusd on two ports.
-inline constexpr int kDirectTokens = 4;
+inline constexpr int kDirectTokens = 8;
+inline constexpr int kCheapPasses = 32;
 inline constexpr int kStagedTokens = 8;
 inline constexpr int kFloatTokens = 8;
 // Chains enough for any latency; multiplications take factors from memory at no cost.

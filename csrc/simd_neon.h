@@ -11,6 +11,7 @@ namespace {
 
 // Per token four registers of sums and four of accumulators, of 32.
 inline constexpr int kDirectTokens = 4;
+inline constexpr int kCheapPasses = 4;
 inline constexpr int kStagedTokens = 4;
 inline constexpr int kFloatTokens = 6;
 inline constexpr int kAttendSums = 4;

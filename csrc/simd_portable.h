@@ -9,6 +9,7 @@ namespace {
 
 // There are few registers to fill, and compile time to save.
 inline constexpr int kDirectTokens = 2;
+inline constexpr int kCheapPasses = 4;
 inline constexpr int kStagedTokens = 2;
 inline constexpr int kFloatTokens = 2;
 inline constexpr int kAttendSums = 4;

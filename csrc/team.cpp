@@ -25,8 +25,9 @@ inline void relax() {
 // parks: one busy process beside a model then took two thirds of its speed.
 constexpr int kSpins = 100000;
 
-// Of a team that has more members than there are cores for them: who waits is in another's way.
-constexpr int kSpinsOfMany = 1000;
+// Of a team that has more members than there are cores for them, or that works between the steps of
+// another: who waits is in another's way.
+constexpr int kSpinsInTheWay = 1000;
 
 // Returns when `value` differs from `old`.
 void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, int spins) {
@@ -40,11 +41,13 @@ void wait_change(const std::atomic<std::uint32_t>& value, std::uint32_t old, int
 }  // namespace
 
 // hardware_concurrency() counts the cores that this process may use; 0 if that is not known.
-Team::Team(int size)
+Team::Team(int size, bool seldom)
     : size_(size),
-      spins_(static_cast<unsigned>(size) <= std::thread::hardware_concurrency() ? kSpins
-                                                                                : kSpinsOfMany),
-      owner_(::getpid()) {
+      spins_(!seldom && static_cast<unsigned>(size) <= std::thread::hardware_concurrency()
+                 ? kSpins
+                 : kSpinsInTheWay),
+      owner_(::getpid()),
+      cores_(cores_of_team(size)) {
   if (size < 1 || size > kMaxSize) {
     throw std::invalid_argument("thread team of " + std::to_string(size) + " (1 to " +
                                 std::to_string(kMaxSize) + ")");
@@ -85,6 +88,7 @@ void Team::work(int rank) {
 #if defined(__linux__)
   pthread_setname_np(pthread_self(), ("tidemill-" + std::to_string(rank)).c_str());
 #endif
+  if (!cores_.empty()) place(cores_[static_cast<std::size_t>(rank)]);
   // Counting from the constructor's value keeps a worker that starts late from missing a run.
   for (std::uint32_t seen = 0;; ++seen) {
     wait_change(epoch_, seen, spins_);
@@ -121,6 +125,7 @@ void Team::run_erased(Erased job, void* context) {
         "load the model in the process that uses it");
   }
   const std::lock_guard lock(turn_);
+  const Placed placed(cores_.empty() ? nullptr : cores_.data());
   job_ = job;
   context_ = context;
   if (size_ > 1) {

@@ -4,7 +4,9 @@
 // apart), then a futex wait, so that a waiting member gives its core away when the machine is busy
 // or when no work comes. An exception in any member is rethrown to the caller of run(); members
 // that wait at a barrier meanwhile are released. Workers block all signals, so Ctrl-C reaches the
-// program's own threads. Threads do not survive fork(): using a team in a child process throws.
+// program's own threads. A team that has a member for each core keeps each on its own: two that share
+// one while another process has the other would wait for each other by slices of the system's, at
+// every barrier. The caller is kept there within run() only. Threads do not survive fork(): using a team in a child process throws.
 #pragma once
 
 #include <atomic>
@@ -18,12 +20,16 @@
 
 #include <sys/types.h>
 
+#include "cores.h"
+
 namespace tidemill {
 
 class Team {
  public:
   // Starts size - 1 workers. Throws std::invalid_argument unless 1 <= size <= kMaxSize.
-  explicit Team(int size);
+  // A team that works now and then only does well to park at once: its members wait on cores that
+  // others' need meanwhile.
+  explicit Team(int size, bool seldom = false);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
@@ -59,6 +65,7 @@ class Team {
   const int size_;
   const int spins_;
   const pid_t owner_;
+  const std::vector<CpuSet> cores_;  // of each member, or none
   std::mutex turn_;
   std::vector<std::thread> workers_;
 

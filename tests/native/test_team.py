@@ -14,7 +14,11 @@ def test_team(tmp_path: Path) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     assert compiler, "a C++ compiler is needed (it built the native module)"
     program = tmp_path / "team_selftest"
-    sources = [ROOT / "csrc" / "team.cpp", ROOT / "tests" / "native" / "cpp" / "team_selftest.cpp"]
+    sources = [
+        ROOT / "csrc" / "team.cpp",
+        ROOT / "csrc" / "cores.cpp",
+        ROOT / "tests" / "native" / "cpp" / "team_selftest.cpp",
+    ]
     subprocess.run(
         [*compiler.split(), "-std=c++20", "-O1", "-pthread", f"-I{ROOT / 'csrc'}",
          *map(str, sources), "-o", str(program)],

@@ -13,6 +13,7 @@
 
 #include "team.h"
 
+using tidemill::CpuSet;
 using tidemill::Team;
 using tidemill::Tickets;
 
@@ -165,6 +166,67 @@ void a_forked_child_is_refused() {
 
 }  // namespace
 
+#if defined(__linux__)
+
+CpuSet allowed() {
+  CpuSet cpus;
+  check(sched_getaffinity(0, sizeof cpus, &cpus) == 0, "affinity is told");
+  return cpus;
+}
+
+// In a team of as many members as there are cores; the caller only while it is one of them.
+void members_have_cores_of_their_own() {
+  const CpuSet before = allowed();
+  for (int size = 1; size <= 2 * CPU_COUNT(&before) && size <= 64; ++size) {
+    const std::vector<CpuSet> cores = tidemill::cores_of_team(size);
+    std::vector<CpuSet> found(static_cast<std::size_t>(size));
+    Team team(size);
+    for (int run = 0; run < 3; ++run) {
+      team.run([&](int rank) { found[static_cast<std::size_t>(rank)] = allowed(); });
+    }
+    CpuSet all;
+    CPU_ZERO(&all);
+    int count = 0;
+    for (std::size_t rank = 0; rank < found.size(); ++rank) {
+      const CpuSet& wanted = cores.empty() ? before : cores[rank];
+      check(CPU_EQUAL(&found[rank], &wanted), "a member has its own core, or all");
+      CPU_OR(&all, &all, &found[rank]);
+      count += CPU_COUNT(&found[rank]);
+    }
+    if (!cores.empty()) {
+      check(size > 1 && CPU_EQUAL(&all, &before) && count == CPU_COUNT(&before),
+            "cores are shared out whole");
+    }
+    const CpuSet after = allowed();
+    check(CPU_EQUAL(&after, &before), "the caller is where it was");
+  }
+}
+
+// As `taskset` and control groups do it; also after the team was made.
+void a_caller_that_may_use_less_is_left_there() {
+  const CpuSet before = allowed();
+  Team early(2);
+  CpuSet one;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &before)) continue;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    check(sched_setaffinity(0, sizeof one, &one) == 0, "affinity is set");
+    check(tidemill::cores_of_team(2).empty(), "one core is not shared out");
+    Team late(2);
+    for (Team* team : {&early, &late}) {
+      CpuSet found;
+      team->run([&](int rank) {
+        if (rank == 0) found = allowed();
+      });
+      check(CPU_EQUAL(&found, &one), "a caller keeps what it may use");
+    }
+    check(sched_setaffinity(0, sizeof before, &before) == 0, "affinity is set");
+  }
+}
+
+#endif
+
 int main() {
   for (const int size : {1, 2, 3, 8}) {
     every_rank_runs_once(size);
@@ -172,6 +234,10 @@ int main() {
     exceptions_reach_the_caller(size);
     tickets_give_each_item_once(size);
   }
+#if defined(__linux__)
+  members_have_cores_of_their_own();
+  a_caller_that_may_use_less_is_left_there();
+#endif
   callers_take_turns();
   parked_members_wake_up();
   sizes_are_checked();
