@@ -4,9 +4,10 @@
 // apart), then a futex wait, so that a waiting member gives its core away when the machine is busy
 // or when no work comes. An exception in any member is rethrown to the caller of run(); members
 // that wait at a barrier meanwhile are released. Workers block all signals, so Ctrl-C reaches the
-// program's own threads. A team that has a member for each core keeps each on its own: two that share
-// one while another process has the other would wait for each other by slices of the system's, at
-// every barrier. The caller is kept there within run() only. Threads do not survive fork(): using a team in a child process throws.
+// program's own threads. A team that has a member for each core keeps each on its own: two that
+// share one while another process has the other would wait for each other by slices of the
+// system's, at every barrier. The caller is kept there within run() only. Threads do not survive
+// fork(): using a team in a child process throws.
 #pragma once
 
 #include <atomic>

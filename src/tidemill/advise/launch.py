@@ -45,9 +45,9 @@ def commands(
     if launch is None:
         return None
     name = answers.name
-    is_pulled = ("://" in name or name.lower() in catalogue) and not launch.takes_names
-    model = pulled(name) if is_pulled else _quoted(name)
-    is_local = is_pulled or is_path(name)
+    path = None if launch.takes_names else pulled(name, catalogue)
+    model = path or _quoted(name)
+    is_local = path is not None or is_path(name)
     holds = _conditions(engine, part, answers, is_local)
     settings = _settings(part, answers, model, is_local)
     environment = _chosen(launch.environment, holds, settings)
@@ -125,8 +125,11 @@ def _quoted(text: str) -> str:
     return "~/" + shlex.quote(text[2:]) if text.startswith("~/") else shlex.quote(text)
 
 
-def pulled(name: str) -> str:
-    """In a shell, the path of a model that ``tidemill pull`` brings."""
+def pulled(name: str, catalogue: Container[str]) -> str | None:
+    """In a shell, the path of a model that ``tidemill pull`` brings: of a URL, or a name of
+    ``catalogue``. None for others."""
+    if "://" not in name and name.lower() not in catalogue:
+        return None
     return f'"$(tidemill pull --path {shlex.quote(name)})"'
 
 

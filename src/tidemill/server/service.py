@@ -66,9 +66,9 @@ class Service:
     ) -> T:
         """What ``work`` gives, which has to do with all of a request's texts, on another thread;
         those of large requests one after the other."""
-        pool = self._large if exchange.size > _LARGE_BODY else None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(pool, partial(work, *args, **kwargs))
+        if exchange.size > _LARGE_BODY:
+            return await self.large(work, *args, **kwargs)
+        return await asyncio.to_thread(work, *args, **kwargs)
 
     async def large(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """What ``work`` gives, which takes a while, on another thread; one after the other."""

@@ -161,9 +161,7 @@ def command(option: Option, model: str) -> str:
             f"tidemill serve {name} --max-sequences {spec.max_sequences} "
             f"--context {spec.max_context}"
         )
-    if "://" in model or model.lower() in load_catalogue():
-        name = pulled(model)
-    parts = [f"vllm serve {name}"]
+    parts = [f"vllm serve {pulled(model, load_catalogue()) or name}"]
     if option.tensor > 1:
         parts.append(f"--tensor-parallel-size {option.tensor}")
     if option.pipeline > 1:
